@@ -1,0 +1,56 @@
+# Two commands: `make demo` runs the main job, `make test` runs every check that needs no GPU.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+LOCK = requirements.lock
+# The packages depend on the lock file; the editable install also on this folder and on pyproject.toml's entry points.
+LOCKED = $(VENV)/.locked-$(shell sha256sum < $(LOCK) | cut -c1-16)
+LINKED = $(VENV)/.linked-$(shell (echo $(CURDIR); cat pyproject.toml) | sha256sum | cut -c1-16)
+
+.PHONY: help env demo test lint types contracts unit e2e docs clean
+
+help:
+	@echo "make demo      start SGLang with --memory-org on a nano model, drive a load, print a table"
+	@echo "make test      lint, types, import contracts, all tests that need no GPU"
+	@echo "make lint|types|contracts|unit|e2e   one part of it"
+	@echo "make docs      build the documentation site into site/"
+
+env: $(LINKED)
+
+$(LOCKED):
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement $(LOCK)
+	touch $@
+
+$(LINKED): $(LOCKED)
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	rm -f $(VENV)/.linked-*
+	touch $@
+
+demo: env
+	$(BIN)/python -m bench demo
+
+test: lint types contracts unit e2e
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/mypy
+
+contracts: env
+	$(BIN)/lint-imports
+
+unit: env
+	$(BIN)/python -m pytest tests -m "not e2e and not gpu"
+
+e2e: env
+	$(BIN)/python -m pytest tests/e2e -m e2e
+
+docs: env
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
