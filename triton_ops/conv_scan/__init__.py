@@ -1,0 +1,1 @@
+"""Depthwise causal convolution of a packed batch, cut at the checkpoint grid."""

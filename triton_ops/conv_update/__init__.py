@@ -1,0 +1,1 @@
+"""Depthwise causal convolution decode step on conv lines or slots."""

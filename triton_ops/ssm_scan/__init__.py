@@ -1,0 +1,1 @@
+"""Mamba2 scan of a packed batch, cut at the checkpoint grid."""

@@ -1,0 +1,1 @@
+"""Mamba2 decode step on paged or slotted states."""
