@@ -189,15 +189,24 @@ def minimum_budget(
 
 def pages_for(layout: Layout, attention_blocks: int, checkpoints: int, *, slabs: int | None = None) -> int:
     """Return the shared pages of a set of state; `slabs` defaults to the fewest that hold the conv slots."""
-    conv_pages = 0
-    if layout.conv_placement is ConvPlacement.PAGE:
-        conv_pages = checkpoints
-    elif layout.conv_placement is ConvPlacement.SLAB:
-        least = math.ceil(checkpoints / layout.slots_per_slab)
-        conv_pages = least if slabs is None else slabs
-        if conv_pages < least:
-            raise SettingError(f"expected at least {least} slabs for {checkpoints} checkpoints, got {slabs}")
-    return layout.attention_groups * attention_blocks + layout.member_pages * checkpoints + conv_pages
+    members = layout.member_pages * checkpoints
+    return layout.attention_groups * attention_blocks + members + conv_pages_for(layout, checkpoints, slabs=slabs)
+
+
+def conv_pages_for(layout: Layout, checkpoints: int, *, slabs: int | None = None) -> int:
+    """Return the pages that hold only convolution states: none inside a composite, one each, or slabs.
+
+    Raises:
+        SettingError: `slabs` is below the least count that holds the slots.
+    """
+    if layout.conv_placement is ConvPlacement.INSIDE:
+        return 0
+    least = math.ceil(checkpoints / layout.slots_per_slab)
+    if slabs is None or layout.conv_placement is ConvPlacement.PAGE:
+        return least
+    if slabs < least:
+        raise SettingError(f"expected at least {least} slabs for {checkpoints} checkpoints, got {slabs}")
+    return slabs
 
 
 def attention_unit_total_bytes(layout: Layout) -> int:

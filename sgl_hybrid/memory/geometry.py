@@ -4,12 +4,14 @@ A `StateGeometry` is plain integers: everything else in this package (organizati
 it, and nothing here imports torch or SGLang. Heads and channels are the rank's share; layer ids are the model's.
 
 Invariants: every count is positive, `attention_layers` and `recurrent_layers` are strictly increasing layer ids, and
-both are non-empty. `planes` divides both layer counts, so no plane of a shared pool is ever padded.
-Source: paper sections 2.2 and 3.1, Table 1; layer grouping as in DESIGN decisions of this project (docs/planner.md).
+both are non-empty.
+Source: paper sections 2.2 and 3.1, Table 1. The paper's model has attention and recurrent state in every layer; planes
+and groups for the others are this project's (docs/planner.md).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -27,6 +29,7 @@ ITEM_BYTES: dict[str, int] = {
     "fp8_e5m2": 1,
 }
 ATTENTION_UNIT_TOKENS = 16
+PAGE_TOKENS = 512
 INTERVAL_QUANTUM_TOKENS = 256
 
 
@@ -40,6 +43,38 @@ def item_bytes(dtype: str) -> int:
     if name not in ITEM_BYTES:
         raise SettingError(f"expected a dtype of {', '.join(ITEM_BYTES)}, got {dtype!r}")
     return ITEM_BYTES[name]
+
+
+@functools.lru_cache
+def least_waste_planes(
+    num_attention: int, num_recurrent: int, *, page_bytes: int, ssm_bytes: int, conv_bytes: int
+) -> int:
+    """Return the plane count whose pages for one block and one checkpoint are fewest bytes; of equals the largest.
+
+    With T planes the attention layers take ceil(num_attention / T) pages of T planes and the recurrent layers
+    ceil(num_recurrent / T) times their member pages; the last group of a kind may leave planes unused. A T whose
+    convolution states, one per group, do not fit a page is out; when none fits, the greatest common divisor is left.
+    """
+    members = math.ceil(ssm_bytes / page_bytes)
+    least_pages, best = math.inf, math.gcd(num_attention, num_recurrent)
+    for planes in range(max(num_attention, num_recurrent), 0, -1):
+        groups = math.ceil(num_recurrent / planes)
+        pages = planes * (math.ceil(num_attention / planes) + groups * members)
+        if groups * conv_bytes <= page_bytes and pages < least_pages:
+            least_pages, best = pages, planes
+    return best
+
+
+def slots_per_page(page_bytes: int, payload_bytes: int, alignment: int = 1) -> int:
+    """Return the most slots of `payload_bytes` whose stride divides the page exactly and is aligned; 0 if none."""
+    return next(
+        (
+            slots
+            for slots in range(page_bytes // payload_bytes, 0, -1)
+            if page_bytes % slots == 0 and page_bytes // slots % alignment == 0
+        ),
+        0,
+    )
 
 
 class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +161,17 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planes(self) -> int:
-        """Number T of planes of a shared pool: the most that leave no plane padded in either kind of group.
+        """Number T of planes of a shared pool; layers are cut into groups of T that use their own pages.
 
-        Attention layers form `len(attention_layers) / T` groups and recurrent layers `len(recurrent_layers) / T`.
+        The T that wastes least for one 512-token block and one checkpoint (see `least_waste_planes`).
         """
-        return math.gcd(len(self.attention_layers), len(self.recurrent_layers))
+        return least_waste_planes(
+            len(self.attention_layers),
+            len(self.recurrent_layers),
+            page_bytes=PAGE_TOKENS * self.kv_token_bytes,
+            ssm_bytes=self.ssm_bytes,
+            conv_bytes=self.conv_bytes,
+        )
 
     @property
     def balance_tokens(self) -> int:

@@ -18,7 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.memory.geometry import StateGeometry
+from sgl_hybrid.memory.geometry import StateGeometry, slots_per_page
 
 MAX_PAGE_TOKENS = 65_536
 
@@ -315,7 +315,7 @@ def _try_layout(
         if geometry.ssm_heads % members:
             return None, f"a page that splits {geometry.ssm_heads} recurrent heads evenly ({members} pages do not)"
         if geometry.ssm_heads // members * geometry.head_bytes > recurrent_page_bytes:
-            return None, f"a page of at least {geometry.head_bytes} B, one recurrent head,"
+            return None, f"a page of at least {geometry.head_bytes} B (one recurrent head)"
     if recurrent_page_bytes % alignment:
         return None, f"a page of whole {alignment}-byte elements"
 
@@ -323,9 +323,9 @@ def _try_layout(
     if org.conv is not ConvPlacement.INSIDE:
         payload = groups * geometry.conv_bytes
         if payload > recurrent_page_bytes:
-            return None, f"a page of at least {payload} B, the convolution state of {groups} layer groups,"
+            return None, f"a page of at least {payload} B (convolution states of {groups} layer groups)"
         if org.conv is ConvPlacement.SLAB:
-            slots = _slots(recurrent_page_bytes, payload, alignment)
+            slots = slots_per_page(recurrent_page_bytes, payload, alignment)
     return (
         Layout(
             organization=org.name,
@@ -345,15 +345,6 @@ def _try_layout(
             conv_base_bytes=geometry.ssm_bytes if org.conv is ConvPlacement.INSIDE else 0,
         ),
         None,
-    )
-
-
-def _slots(page_bytes: int, payload_bytes: int, alignment: int) -> int:
-    """Return the most slots that divide the page exactly and hold one payload each."""
-    return next(
-        slots
-        for slots in range(page_bytes // payload_bytes, 0, -1)
-        if page_bytes % slots == 0 and (page_bytes // slots) % alignment == 0
     )
 
 
