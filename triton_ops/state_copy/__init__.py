@@ -1,0 +1,1 @@
+"""Copies of whole checkpoints between pages and a contiguous arena."""
