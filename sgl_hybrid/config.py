@@ -1,0 +1,160 @@
+"""Settings of the plugin: what the flags and environment variables of one server process say.
+
+Each flag has an environment form, `SGLANG_HYBRID_` + its name in capitals (`--memory-org`: `SGLANG_HYBRID_MEMORY_ORG`).
+The process that parses the flags writes the environment form, so every process it starts reads the same values, and
+an in-process engine can be configured without a command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+import msgspec
+
+from sgl_hybrid.errors import SettingError
+
+ORGANIZATION_NAMES = ("s0", "s1", "s2", "d0")
+ENVIRONMENT_PREFIX = "SGLANG_HYBRID_"
+CPU_PLATFORM = "sgl_hybrid_cpu"
+"""Value of `SGLANG_PLATFORM` that asks for the CPU reference platform."""
+
+
+class Flag(NamedTuple):
+    """One command-line flag of the plugin: `name` without dashes, its metavariable and its help text."""
+
+    name: str
+    metavar: str
+    help: str
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def environment(self) -> str:
+        return ENVIRONMENT_PREFIX + self.field.upper()
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "memory-org",
+        "{s0,s1,s2,d0}",
+        "Memory organization of attention KV, recurrent and convolution state: s0 coarse shared pages, s1 recurrent "
+        "paging, s2 paging with conv slots packed in slabs, d0 native static dual pools. Without it SGLang is unchanged.",
+    ),
+    Flag(
+        "memory-budget",
+        "BYTES",
+        "State memory over all layers of this rank, with a unit (4GiB, 512MiB, 1073741824), or a planner label such as "
+        "b63. Default: what --mem-fraction-static leaves.",
+    ),
+    Flag(
+        "d0-attention-fraction",
+        "FRACTION",
+        "Share of the budget that d0 gives to attention, between 0 and 1, or 'auto' for the split with the least "
+        "worst-case stranded bytes. Default: the paper's 0.527383.",
+    ),
+    Flag("page-tokens", "N", "Tokens of attention KV in one page. Default: 512 (s0, s1, s2) or 16 (d0)."),
+    Flag(
+        "checkpoint-interval",
+        "N",
+        "Tokens between the positions where recurrent state may be saved. Default: 512 (s0, s1, s2) or 1792 (d0).",
+    ),
+)
+
+
+class MemorySettings(msgspec.Struct, frozen=True):
+    """The plugin's flags, checked. A `None` field was not given.
+
+    budget: text of `--memory-budget`; it is turned into units once the model's geometry is known.
+    d0_attention_fraction: a number in (0, 1), or "auto".
+    page_tokens, checkpoint_interval: tokens.
+    """
+
+    memory_org: str
+    memory_budget: str | None = None
+    d0_attention_fraction: float | str | None = None
+    page_tokens: int | None = None
+    checkpoint_interval: int | None = None
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object]) -> MemorySettings | None:
+        """Check the raw values of the flags; `None` if no organization was asked for.
+
+        values: flag field name -> text or number; missing, `None` and empty text all mean "not given".
+
+        Raises:
+            SettingError: a value is outside its range, or a flag needs `--memory-org` and it was not given.
+        """
+        given = {flag.field: values[flag.field] for flag in FLAGS if values.get(flag.field) not in (None, "")}
+        organization = given.pop("memory_org", None)
+        if organization is None:
+            if given:
+                option = next(flag.option for flag in FLAGS if flag.field in given)
+                raise SettingError(f"{option}: expected --memory-org with it, got none")
+            return None
+        name = str(organization).lower()
+        if name not in ORGANIZATION_NAMES:
+            nearest = difflib.get_close_matches(name, ORGANIZATION_NAMES, n=1, cutoff=0.0)[0]
+            raise SettingError(
+                f"--memory-org: expected one of {', '.join(ORGANIZATION_NAMES)}, got {organization!r}; "
+                f"nearest: {nearest}"
+            )
+        if "d0_attention_fraction" in given and name != "d0":
+            raise SettingError(f"--d0-attention-fraction: expected --memory-org d0 with it, got {name}")
+        budget = given.get("memory_budget")
+        return cls(
+            memory_org=name,
+            memory_budget=None if budget is None else str(budget),
+            d0_attention_fraction=_fraction(given.get("d0_attention_fraction")),
+            page_tokens=_tokens("--page-tokens", given.get("page_tokens")),
+            checkpoint_interval=_tokens("--checkpoint-interval", given.get("checkpoint_interval")),
+        )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> MemorySettings | None:
+        """Read the environment forms of the flags.
+
+        Raises:
+            SettingError: as `from_values`.
+        """
+        return cls.from_values({flag.field: environment.get(flag.environment) for flag in FLAGS})
+
+    def to_environment(self, environment: MutableMapping[str, str]) -> None:
+        """Write the environment forms, removing those of flags that were not given."""
+        for flag in FLAGS:
+            value = getattr(self, flag.field)
+            if value is None:
+                environment.pop(flag.environment, None)
+            else:
+                environment[flag.environment] = str(value)
+
+
+def _fraction(value: object) -> float | str | None:
+    if value is None or value == "auto":
+        return None if value is None else "auto"
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = -1.0
+    if not 0.0 < number < 1.0:
+        raise SettingError(f"--d0-attention-fraction: expected a number between 0 and 1 or 'auto', got {value!r}")
+    return number
+
+
+def _tokens(option: str, value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise SettingError(f"{option}: expected a whole number of tokens from 1 on, got {value!r}")
+    return number

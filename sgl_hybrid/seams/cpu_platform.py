@@ -1,0 +1,79 @@
+"""The CPU reference platform: an out-of-tree SGLang platform for machines without an accelerator.
+
+Attention runs through SGLang's torch-native backend, Mamba2 through the vectorized torch operators of `triton_ops`. It
+exists so that the real server can be run and checked anywhere; it is chosen with `SGLANG_PLATFORM=sgl_hybrid_cpu` and
+never by itself.
+
+Source: SGLang 0.5.23, `sglang/srt/platforms/interface.py`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+
+import psutil
+import torch
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sgl_hybrid.seams import mamba_ops_cpu
+
+
+class CpuReferencePlatform(SRTPlatform):
+    """CPU tensors, torch operators, no graphs, no pinned memory."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities(supports_triton=False)
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        return True
+
+    def is_pin_memory_available(self, device: object = None) -> bool:
+        return False
+
+    def get_device_total_memory(self, device_id: int = 0) -> int:
+        return int(psutil.virtual_memory().total)
+
+    def get_current_memory_usage(self, device: object = None) -> float:
+        memory = psutil.virtual_memory()
+        return float(memory.total - memory.available)
+
+    def get_device(self, device_id: int = 0) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        return "sgl_hybrid CPU reference"
+
+
+def _stay_pageable(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    """Return the tensor itself: there is no driver to pin memory, and SGLang pins unasked at a decode step."""
+    return tensor
+
+
+_MIXER = "sglang.srt.layers.attention.mamba.mamba"
+_BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
+
+OPERATORS: dict[str, object] = {
+    f"{_MIXER}.causal_conv1d_fn": mamba_ops_cpu.causal_conv1d_fn,
+    f"{_MIXER}.causal_conv1d_fn_triton": mamba_ops_cpu.causal_conv1d_fn,
+    f"{_MIXER}.causal_conv1d_update": mamba_ops_cpu.causal_conv1d_update,
+    f"{_MIXER}.causal_conv1d_update_triton": mamba_ops_cpu.causal_conv1d_update,
+    f"{_MIXER}.selective_state_update": mamba_ops_cpu.selective_state_update,
+    f"{_MIXER}.mamba_chunk_scan_combined": mamba_ops_cpu.mamba_chunk_scan_combined,
+    f"{_BACKEND}.track_mamba_states_if_needed": mamba_ops_cpu.track_mamba_states_if_needed,
+    "torch.Tensor.pin_memory": _stay_pageable,
+}
+"""Names that stock SGLang's Mamba2 layers look up and that need Triton or a driver, with their replacements. On a
+machine without CUDA the four conv names are not bound at all, so they are set, not hooked."""
+
+
+def bind_operators() -> None:
+    """Bind the torch operators to the names above in this process."""
+    for target, operator in OPERATORS.items():
+        owner, name = target.rsplit(".", 1)
+        setattr(pkgutil.resolve_name(owner), name, operator)

@@ -1,0 +1,159 @@
+"""The plugin's flags in SGLang's own parser, in the in-process engine, and what they set in SGLang's arguments.
+
+The plugin's organizations need SGLang's arguments to agree with them (page size, pool sizes, tracking grid). They are
+set where SGLang builds its argument record, so `--help`, `--config file.yaml`, `sglang serve` and the engine's keyword
+arguments all pass through here. An argument that the user set to something else is refused, never overwritten.
+
+Source: SGLang 0.5.23, `sglang/srt/server_args.py`, `sglang/srt/entrypoints/engine.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from sgl_hybrid.config import CPU_PLATFORM, FLAGS, MemorySettings
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.seams.hooks import Seam
+from sgl_hybrid.seams.sizing import MemoryPlan, plan_from_arguments
+
+
+def add_arguments(result: None, parser: argparse.ArgumentParser) -> None:
+    """After `ServerArgs.add_cli_args`: add the plugin's group. Values stay text; `MemorySettings` checks them."""
+    group = parser.add_argument_group("memory organization (sgl_hybrid)")
+    for flag in FLAGS:
+        group.add_argument(
+            flag.option, type=str, metavar=flag.metavar, default=os.environ.get(flag.environment), help=flag.help
+        )
+
+
+def from_arguments(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    """Around `ServerArgs.from_cli_args`: check the flags, set SGLang's arguments, export the environment forms."""
+    try:
+        values = vars(args)
+        settings = MemorySettings.from_values(values)
+        configure(settings, values)
+    except SettingError as error:
+        exit_with(error)
+    return original(cls, args)
+
+
+def engine(original: Callable[..., Any], self: Any, **kwargs: Any) -> None:
+    """Around `Engine.__init__`: accept the flags as keywords (`memory_org="d0"`) or in their environment forms."""
+    values = {flag.field: kwargs.pop(flag.field, os.environ.get(flag.environment)) for flag in FLAGS}
+    settings = MemorySettings.from_values(values)
+    if settings is not None and "server_args" in kwargs:
+        raise SettingError("memory_org: expected keyword arguments with it, got server_args")
+    before = {flag.environment: os.environ.get(flag.environment) for flag in FLAGS}
+    configure(settings, kwargs)
+    try:
+        original(self, **kwargs)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def configure(settings: MemorySettings | None, values: MutableMapping[str, Any]) -> MemoryPlan | None:
+    """Set what the platform and the organization need in `values` (SGLang's argument names) and in the environment,
+    and install the memory seams in this process.
+
+    Raises:
+        SettingError: an argument contradicts the organization, or the plan fails.
+    """
+    if os.environ.get("SGLANG_PLATFORM") == CPU_PLATFORM:
+        _set_cpu_defaults(values)
+    if settings is None:
+        return None
+    from sgl_hybrid.seams import install
+
+    if str(values.get("device") or "").startswith("cpu") and os.environ.get("SGLANG_PLATFORM") != CPU_PLATFORM:
+        raise SettingError(
+            f"--device cpu: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment with --memory-org"
+        )
+    install.memory(settings)
+    if not os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
+        os.environ["SGLANG_MAMBA_CONV_DTYPE"] = _compute_dtype(values)
+    plan = plan_from_arguments(settings, values)
+    _require(values, "page_size", plan.layout.page_tokens, "--page-tokens", unset=(None,))
+    _require(
+        values, "mamba_track_interval", plan.layout.checkpoint_interval, "--checkpoint-interval", unset=(None, 256)
+    )
+    _require(values, "max_total_tokens", None, "--memory-budget")
+    _require(values, "max_mamba_cache_size", None, "--memory-budget")
+    strategy = "extra_buffer" if values.get("disable_overlap_schedule") else "extra_buffer_lazy"
+    if not values.get("disable_radix_cache"):
+        _require(values, "mamba_radix_cache_strategy", strategy, "--memory-org", unset=(None, "auto"))
+    for name in ("enable_unified_memory", "enable_hierarchical_cache", "enable_int8_mamba_checkpoint"):
+        _require(values, name, False, "--memory-org")
+    _require(values, "speculative_algorithm", None, "--memory-org")
+    if plan.units is not None:
+        values["max_total_tokens"] = plan.num_attention_tokens
+        values["max_mamba_cache_size"] = plan.units.num_checkpoints
+    settings.to_environment(os.environ)
+    return plan
+
+
+def _require(values: MutableMapping[str, Any], name: str, wanted: Any, flag: str, unset: tuple[Any, ...] = ()) -> None:
+    """Set SGLang's argument `name` to `wanted`, or refuse a user's contrary value."""
+    given = values.get(name)
+    if given in unset or given == wanted or (not wanted and not given):
+        if name in values or wanted is not None:
+            values[name] = wanted
+        return
+    option = "--" + name.replace("_", "-")
+    raise SettingError(f"{option}: expected {wanted or 'it to be left out'} (it follows from {flag}), got {given}")
+
+
+def _set_cpu_defaults(values: MutableMapping[str, Any]) -> None:
+    """The CPU reference platform computes in the stored dtype (SGLang halves float32), with torch-native attention."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    if values.get("attention_backend") is None:
+        values["attention_backend"] = "torch_native"
+    if values.get("device") is None:
+        values["device"] = "cpu"
+    if (values.get("dtype") or "auto") == "auto":
+        try:
+            config = get_config(values["model_path"], trust_remote_code=bool(values.get("trust_remote_code")))
+        except (OSError, ValueError):
+            return
+        stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+        values["dtype"] = stored
+
+
+def _compute_dtype(values: MutableMapping[str, Any]) -> str:
+    dtype = values.get("dtype") or "auto"
+    return {"auto": "bfloat16", "half": "float16", "float": "float32"}.get(dtype, dtype)
+
+
+def exit_with(error: SettingError) -> None:
+    """Print a user's mistake in one line and end the process with status 2."""
+    print(f"sgl_hybrid: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(2) from error
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        "sglang.srt.server_args.ServerArgs.add_cli_args",
+        "after",
+        add_arguments,
+        ("parser",),
+        "the flags in SGLang's parser",
+    ),
+    Seam(
+        "sglang.srt.server_args.ServerArgs.from_cli_args",
+        "around",
+        from_arguments,
+        ("args",),
+        "SGLang's arguments agree with the organization",
+    ),
+    Seam(
+        "sglang.srt.entrypoints.engine.Engine.__init__", "around", engine, ("kwargs",), "the flags as engine keywords"
+    ),
+)

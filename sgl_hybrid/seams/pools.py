@@ -1,0 +1,131 @@
+"""Where SGLang sizes and builds its pools: the plan's units instead of SGLang's own split.
+
+Source: SGLang 0.5.23, `sglang/srt/mem_cache/kv_cache_configurator.py`, `memory_pool.py`, `managers/schedule_batch.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.seams import install, process
+from sgl_hybrid.seams.flags import exit_with
+from sgl_hybrid.seams.hooks import Seam
+from sgl_hybrid.seams.sizing import plan_from_model
+
+
+def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_memory: float) -> Any:
+    """Around `KVCacheConfigurator._resolve_memory_pool_config`: sizes from the plan.
+
+    With a budget, SGLang's memory profile is not asked; without one, the free memory that it would split is the budget.
+    """
+    from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
+    from sglang.srt.runtime_context import get_context, get_schedule
+    from sglang.srt.utils.common import get_available_gpu_memory
+
+    settings = install.settings()
+    available = None
+    if settings.memory_budget is None:
+        free_gib = get_available_gpu_memory(self.device, self.gpu_id)
+        slack_gib = pre_model_load_memory * (1 - get_schedule().mem_fraction_static)
+        available = max(0, int((free_gib - slack_gib) * (1 << 30)))
+    try:
+        plan = plan_from_model(settings, self, available_bytes=available)
+    except SettingError as error:
+        exit_with(error)
+    get_context().override(
+        "sgl_hybrid.plan",
+        max_mamba_cache_size=plan.units.num_checkpoints,
+        max_total_tokens=plan.num_attention_tokens,
+    )
+    configurator = create_memory_pool_configurator(self)
+    config = configurator.calculate_pool_sizes_from_max_tokens(plan.num_attention_tokens, get_schedule().page_size)
+    config.max_running_requests = self.resolve_max_num_reqs(config.max_total_num_tokens)
+    config = configurator.finalize_with_max_running_requests(config)
+    config.mem_fraction_static = get_schedule().mem_fraction_static
+    process.start(plan)
+    return config
+
+
+def build_request_pool(original: Callable[..., Any], self: Any, **sizes: Any) -> Any:
+    """Around `KVCacheConfigurator._build_hybrid_req_pool`: composites and a guarded slot list."""
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    from sgl_hybrid.seams.state_pool import CompositePool, StateSlotAllocator
+
+    HybridReqToTokenPool.mamba_pool_cls = CompositePool
+    pool = original(self, **sizes)
+    pool.mamba_allocator = StateSlotAllocator(size=pool.mamba_pool.size, device=pool.device)
+    return pool
+
+
+def checkpoint_grid(original: Callable[..., int], server_args: Any) -> int:
+    """Around `overrides.mamba_cache_chunk_size`: the checkpoint interval is the grid on which states are cached."""
+    from sgl_hybrid.memory.organization import ORGANIZATIONS
+
+    settings = install.settings()
+    return settings.checkpoint_interval or ORGANIZATIONS[settings.memory_org].checkpoint_interval
+
+
+def track_for_extend(self: Any, req: Any) -> Any:
+    """Replace `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track the state at an absolute boundary.
+
+    SGLang counts the grid from where the chunk starts, so after a chunk that ends off the grid it publishes at depths
+    that no other request can meet. Here the tracked depth is the deepest multiple of the interval inside the chunk, or the
+    branch point of the tree when that lies inside it; the published depth equals the tokens whose state is held.
+
+    The returned length names the boundary as SGLang's kernels expect it: the boundary itself when the chunk ends there,
+    one token more otherwise (SGLang then reads the intermediate state).
+    """
+    from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
+    from sglang.srt.runtime_context import get_exec, mamba_checkpoint_grid
+
+    grid = mamba_checkpoint_grid(self.tree_cache.page_size)
+    boundary = req.extend_end // grid * grid
+    position = req.kv.mamba_next_track_idx
+    if boundary <= req.prefix_len:
+        return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=position, track_seqlen=-1)
+    branch = req.mamba_branching_seqlen
+    if branch is not None and branch % grid == 0 and req.prefix_len < branch < boundary:
+        boundary = branch
+    req.kv.mamba_last_track_idx = position
+    if not get_exec().mamba.enable_mamba_extra_buffer_lazy:
+        req.kv.mamba_next_track_idx = self.req_to_token_pool.get_mamba_ping_pong_other_idx(position)
+    req.kv.mamba_last_track_seqlen = boundary
+    length = boundary if boundary == req.extend_end else boundary + 1
+    return _MambaRadixCacheV2TrackEntry(track_mask=True, track_position=position, track_seqlen=length)
+
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        f"{_CONFIGURATOR}._resolve_memory_pool_config",
+        "around",
+        resolve_pool_config,
+        ("pre_model_load_memory",),
+        "pool sizes come from the plan",
+    ),
+    Seam(
+        f"{_CONFIGURATOR}._build_hybrid_req_pool",
+        "around",
+        build_request_pool,
+        ("max_num_reqs", "extra_max_context_len"),
+        "states live in composites",
+    ),
+    Seam(
+        "sglang.srt.arg_groups.overrides.mamba_cache_chunk_size",
+        "around",
+        checkpoint_grid,
+        ("server_args",),
+        "the grid is the checkpoint interval",
+    ),
+    Seam(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
+        "replace",
+        track_for_extend,
+        ("req",),
+        "states are tracked at absolute boundaries",
+    ),
+)
