@@ -46,7 +46,7 @@ FLAGS: tuple[Flag, ...] = (
         "memory-org",
         "{s0,s1,s2,d0}",
         "Memory organization of attention KV, recurrent and convolution state: s0 coarse shared pages, s1 recurrent "
-        "paging, s2 paging with conv slots packed in slabs, d0 native static dual pools. Without it SGLang is unchanged.",
+        "paging, s2 paging with conv slots packed in slabs, d0 native static dual pools. Without it, stock SGLang.",
     ),
     Flag(
         "memory-budget",

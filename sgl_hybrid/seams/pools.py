@@ -72,8 +72,8 @@ def track_for_extend(self: Any, req: Any) -> Any:
     """Replace `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track the state at an absolute boundary.
 
     SGLang counts the grid from where the chunk starts, so after a chunk that ends off the grid it publishes at depths
-    that no other request can meet. Here the tracked depth is the deepest multiple of the interval inside the chunk, or the
-    branch point of the tree when that lies inside it; the published depth equals the tokens whose state is held.
+    that no other request can meet. Here the tracked depth is the deepest multiple of the interval inside the chunk, or
+    the branch point of the tree when that lies inside it; the published depth equals the tokens whose state is held.
 
     The returned length names the boundary as SGLang's kernels expect it: the boundary itself when the chunk ends there,
     one token more otherwise (SGLang then reads the intermediate state).

@@ -56,7 +56,7 @@ def _gauges() -> dict[metrics.Metric, Any]:
 
 
 def publish(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """After SGLang reports its own scheduler statistics: set the gauges, if metrics are on."""
+    """After `SchedulerMetricsReporter` reports prefill or decode statistics: set the gauges, if metrics are on."""
     if not self.enable_metrics:
         return
     served = process.served()
@@ -75,6 +75,8 @@ def publish(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     gauges[metrics.STRANDED_FRACTION].set(snapshot["stranded_byte_fraction"])
 
 
+_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+
 SEAMS: tuple[Seam, ...] = (
     Seam(
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state",
@@ -82,5 +84,9 @@ SEAMS: tuple[Seam, ...] = (
         add_internal_state,
         ("recv_req",),
         "the organization is shown in /server_info",
+    ),
+    *(
+        Seam(f"{_REPORTER}.{name}", "after", publish, (), "the organization and its counters are Prometheus metrics")
+        for name in ("report_prefill_stats", "report_decode_stats")
     ),
 )

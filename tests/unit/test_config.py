@@ -1,0 +1,60 @@
+"""Flags and their environment forms become checked settings, or one line that names the flag."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgl_hybrid.config import FLAGS, MemorySettings
+from sgl_hybrid.errors import SettingError
+
+
+def test_nothing_given_means_no_organization() -> None:
+    assert MemorySettings.from_values({}) is None
+    assert MemorySettings.from_environment({"SGLANG_HYBRID_MEMORY_ORG": ""}) is None
+
+
+def test_values_are_checked_and_converted() -> None:
+    settings = MemorySettings.from_values(
+        {
+            "memory_org": "D0",
+            "memory_budget": "b63",
+            "d0_attention_fraction": "0.25",
+            "page_tokens": "16",
+            "checkpoint_interval": 1792,
+        }
+    )
+    assert settings == MemorySettings("d0", "b63", 0.25, 16, 1792)
+
+
+def test_environment_form_survives_a_round_trip() -> None:
+    settings = MemorySettings("d0", "4GiB", "auto", None, 256)
+    environment = {"SGLANG_HYBRID_PAGE_TOKENS": "512", "UNRELATED": "1"}
+    settings.to_environment(environment)
+    assert MemorySettings.from_environment(environment) == settings
+    assert environment["UNRELATED"] == "1"
+    assert "SGLANG_HYBRID_PAGE_TOKENS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"memory_org": "s3"}, ("--memory-org", "s0, s1, s2, d0", "'s3'", "nearest: s2")),
+        ({"memory_budget": "b63"}, ("--memory-budget", "--memory-org")),
+        ({"memory_org": "s2", "d0_attention_fraction": "0.5"}, ("--d0-attention-fraction", "d0", "s2")),
+        ({"memory_org": "d0", "d0_attention_fraction": "1"}, ("between 0 and 1", "'1'")),
+        ({"memory_org": "d0", "d0_attention_fraction": "half"}, ("between 0 and 1", "'half'")),
+        ({"memory_org": "d0", "page_tokens": "0"}, ("--page-tokens", "from 1 on", "'0'")),
+        ({"memory_org": "d0", "checkpoint_interval": "1k"}, ("--checkpoint-interval", "'1k'")),
+    ],
+)
+def test_mistakes_are_one_line(values: dict[str, str], words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError) as caught:
+        MemorySettings.from_values(values)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_flag_names_follow_the_fields() -> None:
+    assert [flag.field for flag in FLAGS] == list(MemorySettings.__struct_fields__)
