@@ -27,6 +27,8 @@ ITEM_BYTES: dict[str, int] = {
     "float16": 2,
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 ATTENTION_UNIT_TOKENS = 16
 PAGE_TOKENS = 512
@@ -116,6 +118,12 @@ class StateGeometry(msgspec.Struct, frozen=True, kw_only=True):
             inside = all(0 <= layer < self.num_layers for layer in layers)
             if not inside or any(a >= b for a, b in itertools.pairwise(layers)):
                 raise SettingError(f"expected increasing {kind} layer ids below {self.num_layers}, got {layers}")
+
+        if self.ssm_bytes % self.conv_itemsize:
+            raise SettingError(
+                f"expected recurrent bytes that are whole convolution elements of {self.conv_itemsize} B, "
+                f"got {self.ssm_bytes}"
+            )
 
     def _require_at_least(self, field: str, least: int) -> None:
         if getattr(self, field) < least:

@@ -241,11 +241,14 @@ def layout_for(
     """
     organization = org if isinstance(org, Organization) else organization_of(org)
     tokens = organization.page_tokens if page_tokens is None else page_tokens
-    problem = "page_tokens >= 1" if tokens < 1 else None
-    layout = None
-    if problem is None:
+    planes = geometry.planes if planes is None else planes
+    if planes < 1:
+        raise SettingError(f"expected planes >= 1, got {planes}; nearest: 1")
+    layout: Layout | None = None
+    problem: str | None = "page_tokens >= 1"
+    if tokens >= 1:
         interval = _interval(organization, tokens, checkpoint_interval)
-        layout, problem = _try_layout(organization, geometry, tokens, interval, planes or geometry.planes)
+        layout, problem = _try_layout(organization, geometry, tokens, interval, planes)
     if layout is None:
         near = nearest_page_tokens(organization, geometry, tokens, planes=planes)
         hint = f"nearest that fit: {', '.join(map(str, near))}" if near else "no page of this model fits"
@@ -256,12 +259,12 @@ def layout_for(
 
 
 def nearest_page_tokens(
-    org: Organization, geometry: StateGeometry, page_tokens: int, *, planes: int | None = None
+    org: Organization, geometry: StateGeometry, page_tokens: int, *, planes: int
 ) -> tuple[int, ...]:
     """Return the nearest valid page below and above `page_tokens`, in tokens; multiples of 16 are tried."""
 
     def fits(tokens: int) -> bool:
-        return _try_layout(org, geometry, tokens, tokens, planes or geometry.planes)[0] is not None
+        return _try_layout(org, geometry, tokens, tokens, planes)[0] is not None
 
     start = max(page_tokens, 0) // 16 * 16
     below = next((tokens for tokens in range(start, 0, -16) if fits(tokens)), None)
@@ -270,13 +273,13 @@ def nearest_page_tokens(
 
 
 def valid_layouts(
-    org: str | Organization, geometry: StateGeometry, page_tokens: range, *, planes: int | None = None
+    org: str | Organization, geometry: StateGeometry, page_tokens: range, *, planes: int
 ) -> Iterator[Layout]:
     """Yield the layouts of every page size in the range that fits, with the grid nearest to the organization's."""
     organization = org if isinstance(org, Organization) else organization_of(org)
     for tokens in page_tokens:
         interval = _interval(organization, tokens, None)
-        layout, _ = _try_layout(organization, geometry, tokens, interval, planes or geometry.planes)
+        layout, _ = _try_layout(organization, geometry, tokens, interval, planes)
         if layout is not None:
             yield layout
 
@@ -312,10 +315,10 @@ def _try_layout(
     else:
         recurrent_page_bytes = block_bytes
         members = math.ceil(geometry.ssm_bytes / recurrent_page_bytes)
+        if geometry.head_bytes > recurrent_page_bytes:
+            return None, f"a page of at least {geometry.head_bytes} B (one recurrent head)"
         if geometry.ssm_heads % members:
             return None, f"a page that splits {geometry.ssm_heads} recurrent heads evenly ({members} pages do not)"
-        if geometry.ssm_heads // members * geometry.head_bytes > recurrent_page_bytes:
-            return None, f"a page of at least {geometry.head_bytes} B (one recurrent head)"
     if recurrent_page_bytes % alignment:
         return None, f"a page of whole {alignment}-byte elements"
 
