@@ -8,10 +8,8 @@ SGLang 0.5.23 (share of groups and heads per tensor-parallel rank).
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -181,15 +179,14 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
     Raises:
         SettingError: nothing there, or not a JSON object.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
+    file = os.path.join(path, "config.json") if os.path.isdir(path) else os.fspath(path)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+        with open(file, "rb") as content:
+            return msgspec.json.decode(content.read(), type=dict[str, object])
     except OSError:
         raise SettingError(f"expected a config.json or a folder with one, got {os.fspath(path)!r}") from None
     except msgspec.DecodeError as error:
-        raise SettingError(f"expected a JSON object in {os.fspath(file)!r}, got: {error}") from None
+        raise SettingError(f"expected a JSON object in {file!r}, got: {error}") from None
 
 
 def read_geometry(
@@ -234,9 +231,7 @@ def read_geometry(
 def _family_name(config: Config) -> str:
     model_type = str(config.get("model_type"))
     if model_type not in FAMILIES:
-        near = difflib.get_close_matches(model_type, FAMILIES, n=1)
-        hint = f" (nearest: {near[0]})" if near else ""
-        raise SettingError(f"expected a hybrid model_type of {', '.join(FAMILIES)}, got {model_type!r}{hint}")
+        raise SettingError(f"expected a hybrid model_type of {', '.join(FAMILIES)}, got {model_type!r}")
     return model_type
 
 

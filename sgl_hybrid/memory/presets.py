@@ -6,7 +6,6 @@ to a real config.json gives the same geometry; a preset is a convenience, not an
 
 from __future__ import annotations
 
-import difflib
 import os
 
 import msgspec
@@ -256,6 +255,8 @@ def model_geometry(
     """
     preset = PRESETS.get(model.lower())
     if preset is None and not os.path.exists(model):
+        import difflib
+
         near = difflib.get_close_matches(model.lower(), PRESETS, n=3, cutoff=0.3) or list(PRESETS)
         raise SettingError(f"expected a preset or a path to a config.json, got {model!r}; nearest: {', '.join(near)}")
     return read_geometry(

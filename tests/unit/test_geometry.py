@@ -159,7 +159,7 @@ def test_tensor_parallel_ranks_hold_their_share_and_replicate_few_heads() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "falcon_h2"}, r"expected a hybrid model_type of .*, got 'falcon_h2' \(nearest: falcon_h1\)"),
+        ({"model_type": "falcon_h2"}, r"expected a hybrid model_type of falcon_h1, .*, got 'falcon_h2'"),
         ({"mamba_d_state": None}, "expected a positive integer under mamba_d_state or ssm_state_size .*, got None"),
         ({"mamba_n_heads": 0}, "expected a positive integer under mamba_n_heads .*, got 0"),
         ({"mamba_n_heads": 25}, "expected an inner size that 25 recurrent heads divide, got 768"),
