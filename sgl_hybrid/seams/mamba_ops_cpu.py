@@ -10,6 +10,7 @@ grid from its first token, so that a sequence's result does not depend on its ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from triton_ops.conv_scan.api import conv_scan
 from triton_ops.conv_update import torch_path as conv_update
-from triton_ops.ssm_scan.api import ssm_scan
+from triton_ops.ssm_scan.api import CHUNK_TOKENS, ssm_scan
 from triton_ops.ssm_update import torch_path as ssm_update
 
 PAD_SLOT_ID = -1
@@ -258,7 +259,7 @@ def mamba_chunk_scan_combined(
         dt_softplus=dt_softplus,
         dt_limit=dt_limit,
         initial_states=initial_states,
-        chunk_tokens=chunk_size,
+        chunk_tokens=math.gcd(chunk_size, CHUNK_TOKENS),
         captures=captures,
         out=out[0],
     )

@@ -29,16 +29,12 @@ def update_slots(
     slots: [R] integer, distinct except for `pad_slot`; None means the first R slots. A row with `pad_slot` reads and
     writes no window and its output is zero.
     """
-    slots = torch.arange(x.shape[0], device=x.device) if slots is None else slots.to(torch.int64)
-    active = slots != pad_slot
-    if bool(active.all()):
-        _step(windows, x, weight, bias, slots, slots, silu=silu, out=out)
-        return
-    rows = active.nonzero()[:, 0]
-    out.zero_()
-    active_out = torch.empty(rows.numel(), x.shape[1], dtype=out.dtype, device=out.device)
-    _step(windows, x[rows], weight, bias, slots[rows], slots[rows], silu=silu, out=active_out)
-    out.index_copy_(0, rows, active_out)
+    if slots is None:
+        slots = torch.arange(x.shape[0], device=x.device)
+    padded = slots == pad_slot
+    ids = slots.masked_fill(padded, -1)
+    update_lines(windows, x, weight, bias, ids, ids, silu=silu, out=out)
+    out.masked_fill_(padded[:, None], 0.0)
 
 
 def update_lines(
@@ -58,21 +54,8 @@ def update_lines(
     Line ids: [R] integer, -1 for absent: an absent source reads as zero, an absent destination is not written.
     Destinations are distinct; a line may be source and destination of one row. x, out: [R, C], all rows are written.
     """
-    _step(lines, x, weight, bias, source_lines.to(torch.int64), destination_lines.to(torch.int64), silu=silu, out=out)
-
-
-def _step(
-    windows: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    sources: Tensor,
-    destinations: Tensor,
-    *,
-    silu: bool,
-    out: Tensor,
-) -> None:
-    window = windows.index_select(0, sources.clamp(min=0)).float()
+    sources, destinations = source_lines.to(torch.int64), destination_lines.to(torch.int64)
+    window = lines.index_select(0, sources.clamp(min=0)).float()
     absent = sources < 0
     if bool(absent.any()):
         window[absent] = 0.0
@@ -82,9 +65,9 @@ def _step(
         total.add_(window[:, :, tap] * weight[:, tap].float())
     out.copy_(functional.silu(total) if silu else total)
 
-    shifted = window[:, :, 1:].to(windows.dtype)
+    shifted = window[:, :, 1:].to(lines.dtype)
     present = (destinations >= 0).nonzero()[:, 0]
     if present.numel() == destinations.numel():
-        windows.index_copy_(0, destinations, shifted)
+        lines.index_copy_(0, destinations, shifted)
     else:
-        windows.index_copy_(0, destinations[present], shifted[present])
+        lines.index_copy_(0, destinations[present], shifted[present])
