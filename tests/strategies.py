@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory import Layout, StateGeometry, layout_for
 from sgl_hybrid.memory.cost import Mix
-from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.presets import PRESETS, model_geometry
 
 
 @st.composite
 def layer_sets(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Draw (number of layers, attention layers, recurrent layers); a layer may have either state, both or none."""
-    kinds = draw(st.lists(st.sampled_from(["a", "r", "b", "-"]), min_size=2, max_size=40))
+    kinds = draw(st.lists(st.sampled_from(["a", "r", "b", "-"]), min_size=2, max_size=24))
     attention = tuple(i for i, kind in enumerate(kinds) if kind in "ab")
     recurrent = tuple(i for i, kind in enumerate(kinds) if kind in "rb")
     return len(kinds), attention or (0,), recurrent or (len(kinds) - 1,)
@@ -54,3 +56,11 @@ def mixes(least: int = 0) -> st.SearchStrategy[Mix]:
     return st.builds(
         Mix, attention=st.integers(least, 2000), checkpoints=st.integers(least, 500), requests=st.integers(0, 50)
     )
+
+
+def layout_or_skip(org: str, geometry: StateGeometry, **overrides: int) -> Layout:
+    """Return the layout, or give the example up when the organization refuses the geometry."""
+    try:
+        return layout_for(org, geometry, **overrides)
+    except SettingError:
+        reject()
