@@ -118,8 +118,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the planner says about one request.
 
-    `fitting` are the organizations that hold the mix in the budget, most copies first; `leanest` is the one that
-    takes the fewest bytes for the mix, fitting ones first.
+    `fitting` are the organizations that hold the mix in the budget, most copies first, then fewest bytes; `leanest`
+    takes the fewest bytes for the mix among those that hold it (among all when none does).
     """
 
     model: str
@@ -183,8 +183,8 @@ def answer(request: Request) -> Answer:
 
 
 def _fitting(organizations: tuple[OrganizationAnswer, ...]) -> tuple[str, ...]:
-    entries = [entry for entry in organizations if entry.mix and entry.mix.fits]
-    return tuple(entry.organization for entry in sorted(entries, key=lambda e: -(e.mix.capacity or 0) if e.mix else 0))
+    ranks = {e.organization: (-(e.mix.capacity or 0), e.mix.total_bytes) for e in organizations if e.mix and e.mix.fits}
+    return tuple(sorted(ranks, key=lambda name: ranks[name]))
 
 
 def _leanest(organizations: tuple[OrganizationAnswer, ...]) -> str:
