@@ -70,24 +70,28 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
         _set_cpu_defaults(values)
     if settings is None:
         return None
-    from sgl_hybrid.seams import install
+    from sgl_hybrid.seams import compat, install
 
+    compat.check_version()
     if str(values.get("device") or "").startswith("cpu") and os.environ.get("SGLANG_PLATFORM") != CPU_PLATFORM:
-        raise SettingError(
-            f"--device cpu: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment with --memory-org"
-        )
-    install.memory(settings)
+        raise SettingError(f"--device cpu: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment, got none")
     if not os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
         os.environ["SGLANG_MAMBA_CONV_DTYPE"] = _compute_dtype(values)
     plan = plan_from_arguments(settings, values)
-    _require(values, "page_size", plan.layout.page_tokens, "--page-tokens", unset=(None,))
-    _require(
-        values, "mamba_track_interval", plan.layout.checkpoint_interval, "--checkpoint-interval", unset=(None, 256)
-    )
+    _set_sglang_arguments(plan, values)
+    install.memory(settings)
+    settings.to_environment(os.environ)
+    return plan
+
+
+def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) -> None:
+    layout = plan.layout
+    _require(values, "page_size", layout.page_tokens, "--page-tokens", unset=(None,))
+    _require(values, "mamba_track_interval", layout.checkpoint_interval, "--checkpoint-interval", unset=(None, 256))
     _require(values, "max_total_tokens", None, "--memory-budget")
     _require(values, "max_mamba_cache_size", None, "--memory-budget")
-    strategy = "extra_buffer" if values.get("disable_overlap_schedule") else "extra_buffer_lazy"
     if not values.get("disable_radix_cache"):
+        strategy = "extra_buffer" if values.get("disable_overlap_schedule") else "extra_buffer_lazy"
         _require(values, "mamba_radix_cache_strategy", strategy, "--memory-org", unset=(None, "auto"))
     for name in ("enable_unified_memory", "enable_hierarchical_cache", "enable_int8_mamba_checkpoint"):
         _require(values, name, False, "--memory-org")
@@ -95,8 +99,6 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     if plan.units is not None:
         values["max_total_tokens"] = plan.num_attention_tokens
         values["max_mamba_cache_size"] = plan.units.num_checkpoints
-    settings.to_environment(os.environ)
-    return plan
 
 
 def _require(values: MutableMapping[str, Any], name: str, wanted: Any, flag: str, unset: tuple[Any, ...] = ()) -> None:

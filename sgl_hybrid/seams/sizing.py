@@ -162,22 +162,23 @@ def make_plan(
     if text is None:
         return MemoryPlan(settings, geometry, layout, None)
     fraction = settings.d0_attention_fraction
-    budget = parse_budget(text, geometry)
-    units = plan_units(layout, budget, attention_fraction=fraction)
+    try:
+        budget = parse_budget(text, geometry)
+    except SettingError as error:
+        raise SettingError(f"--memory-budget: {error}") from error
     if context_tokens is not None:
         need = minimum_budget(
             layout,
             context_tokens=context_tokens,
             checkpoints_per_request=STATE_SLOTS_PER_REQUEST,
             attention_fraction=fraction,
-        )
-        short = units.num_attention_pages * layout.page_tokens < context_tokens
-        if short or units.num_checkpoints < STATE_SLOTS_PER_REQUEST:
+        ).budget
+        if budget.total_bytes < need.total_bytes:
             raise SettingError(
-                f"--memory-budget: expected at least {need.budget.total_bytes} bytes for one request of "
-                f"{context_tokens} tokens ({settings.memory_org}), got {text} = {budget.total_bytes} bytes"
+                f"--memory-budget: expected at least {need.total_bytes} bytes for one request of {context_tokens} "
+                f"tokens ({settings.memory_org}), got {text} = {budget.total_bytes} bytes"
             )
-    return MemoryPlan(settings, geometry, layout, units)
+    return MemoryPlan(settings, geometry, layout, plan_units(layout, budget, attention_fraction=fraction))
 
 
 def model_dtype(config: Mapping[str, Any], asked: str) -> str:

@@ -1,0 +1,82 @@
+"""Whatever ends a request, nothing stays held: completion, abort, disconnection, retraction."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+
+import pytest
+import requests
+
+from tests.e2e import client
+
+pytestmark = pytest.mark.e2e
+
+
+def _stream(url: str, prompt: list[int], rid: str, max_new_tokens: int) -> requests.Response:
+    body = {
+        "input_ids": prompt,
+        "rid": rid,
+        "stream": True,
+        "sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": True},
+    }
+    return requests.post(f"{url}/generate", json=body, stream=True, timeout=client.TIMEOUT_S)
+
+
+def test_disconnected_clients_leave_nothing(servers) -> None:
+    """Fault B32: connections dropped at different moments, shared prefixes, chunked prefill."""
+    url = servers("falcon-h1-nano").url
+    client.flush(url)
+    shared = client.random_prompt(1900, seed=1)
+
+    def drop(index: int) -> None:
+        with _stream(url, shared + client.random_prompt(200 + index, seed=index), f"drop-{index}", 200) as response:
+            if index % 3:
+                next(response.iter_lines())
+            time.sleep(0.01 * (index % 5))
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(drop, range(24)))
+    client.assert_nothing_held(url)
+
+
+def test_aborted_requests_leave_nothing_and_others_go_on(servers) -> None:
+    """Fault B34: aborts between the chunks of a prefill and while decoding."""
+    url = servers("falcon-h1-nano").url
+    client.flush(url)
+    prompt = client.random_prompt(6000, seed=3)
+    survivor = client.random_prompt(700, seed=4)
+    expected = client.generate(url, survivor, max_new_tokens=24)["output_ids"]
+    client.flush(url)
+    results: dict[str, list[int]] = {}
+    thread = threading.Thread(
+        target=lambda: results.update(ids=client.generate(url, survivor, max_new_tokens=24)["output_ids"])
+    )
+    thread.start()
+    for delay in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8):
+        with _stream(url, prompt, f"abort-{delay}", 400) as response:
+            time.sleep(delay)
+            requests.post(f"{url}/abort_request", json={"rid": f"abort-{delay}"}, timeout=client.TIMEOUT_S)
+            lines = [line for line in response.iter_lines() if line.startswith(b"data: {")]
+        assert b'"abort"' in lines[-1]
+    thread.join()
+    assert results["ids"] == expected
+    client.assert_nothing_held(url)
+
+
+def test_retraction_under_a_tiny_budget_changes_no_output(servers) -> None:
+    """Requests that end early let SGLang over-commit the attention pool; it takes some back and computes them again."""
+    url = servers("falcon-h1-nano-tiny").url
+    client.flush(url)
+    prompts = [client.random_prompt(1500 + 7 * index, seed=100 + index) for index in range(16)]
+    answers = client.generate(url, prompts, max_new_tokens=300, ignore_eos=False)
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+    counters = client.memory(url)["counters"]["checks"]["attention"]
+    assert counters["preempted"] > 0
+    client.assert_nothing_held(url)
+    roomy = servers("falcon-h1-nano").url
+    client.flush(roomy)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = client.generate(roomy, prompt, max_new_tokens=300, ignore_eos=False)
+        assert alone["output_ids"] == answer["output_ids"]

@@ -1,0 +1,134 @@
+"""The flags in SGLang's own parser: what they set, and every mistake as one line with status 2 before a model loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from bench.nano import write_model
+from sgl_hybrid.config import FLAGS
+from sgl_hybrid.seams import flags, install
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "falcon-h1-nano"
+    write_model("falcon-h1-nano", folder, seed=0)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No flag comes from the environment, and this process keeps stock SGLang: seams are installed in servers."""
+    for name in [name for name in os.environ if name.startswith(("SGLANG_HYBRID_", "SGLANG_MAMBA_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SGLANG_PLATFORM", "sgl_hybrid_cpu")
+    for flag in FLAGS:
+        # Recorded, so that what a test exports is undone after it.
+        monkeypatch.setenv(flag.environment, "")
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "")
+    monkeypatch.setattr(install, "memory", lambda settings: None)
+
+
+def parse(nano: Path, *options: str) -> dict[str, Any]:
+    """Parse a command line as `launch_server` does and return the arguments SGLang would build its record from."""
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    if not any(option == "--memory-org" for action in parser._actions for option in action.option_strings):
+        flags.add_arguments(None, parser)
+    args = parser.parse_args(["--model-path", str(nano), *options])
+    return flags.from_arguments(lambda cls, args: dict(vars(args)), ServerArgs, args)
+
+
+def test_d0_sets_what_sglang_needs(nano: Path) -> None:
+    values = parse(nano, "--device", "cpu", "--memory-org", "d0", "--memory-budget", "b63")
+    assert values["page_size"] == 16
+    assert values["mamba_track_interval"] == 1792
+    assert values["max_total_tokens"] == 3256 * 16
+    assert values["max_mamba_cache_size"] == 30
+    assert values["mamba_radix_cache_strategy"] == "extra_buffer_lazy"
+    assert values["attention_backend"] == "torch_native"
+    assert values["dtype"] == "float32"
+    assert os.environ["SGLANG_HYBRID_MEMORY_ORG"] == "d0"
+    assert os.environ["SGLANG_HYBRID_MEMORY_BUDGET"] == "b63"
+    assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "float32"
+
+
+def test_the_environment_form_is_the_default_of_the_flag(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_HYBRID_MEMORY_ORG", "d0")
+    monkeypatch.setenv("SGLANG_HYBRID_MEMORY_BUDGET", "b83")
+    assert parse(nano)["max_total_tokens"] == 4289 * 16
+
+
+def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_PLATFORM")
+    values = parse(nano)
+    for name in ("page_size", "max_total_tokens", "max_mamba_cache_size", "attention_backend"):
+        assert values[name] is None
+    assert values["mamba_track_interval"] == 256
+    assert not os.environ["SGLANG_HYBRID_MEMORY_ORG"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--memory-org", "bogus"], ["--memory-org", "'bogus'", "s0, s1, s2, d0"]),
+        (["--memory-budget", "b63"], ["--memory-budget", "expected --memory-org"]),
+        (["--memory-org", "d0", "--memory-budget", "much"], ["budget", "'much'", "4GiB"]),
+        (["--memory-org", "d0", "--memory-budget=-4GiB"], ["budget", "'-4GiB'"]),
+        (["--memory-org", "d0", "--memory-budget", "b1"], ["--memory-budget", "at least", "8192 tokens", "b1"]),
+        (["--memory-org", "d0", "--d0-attention-fraction", "2"], ["--d0-attention-fraction", "'2'"]),
+        (["--memory-org", "d0", "--page-tokens", "x"], ["--page-tokens", "'x'"]),
+        (["--memory-org", "d0", "--checkpoint-interval", "100"], ["checkpoint interval", "100", "nearest: 96, 112"]),
+        (["--memory-org", "d0", "--page-size", "32"], ["--page-size", "16", "32"]),
+        (["--memory-org", "d0", "--max-total-tokens", "99"], ["--max-total-tokens", "--memory-budget"]),
+        (["--memory-org", "d0", "--enable-hierarchical-cache"], ["--enable-hierarchical-cache"]),
+        (["--memory-org", "d0", "--mamba-radix-cache-strategy", "no_buffer"], ["--mamba-radix-cache-strategy"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    nano: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(nano, "--device", "cpu", *options)
+    assert caught.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert len(message.splitlines()) == 1
+    for word in words:
+        assert word in message
+
+
+def test_a_model_without_recurrent_state_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault B60: an organization on a pure attention model."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit) as caught:
+        parse(tmp_path, "--memory-org", "d0", "--memory-budget", "4GiB")
+    assert caught.value.code == 2
+    assert "expected a hybrid model" in capsys.readouterr().err
+
+
+def test_a_missing_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(tmp_path / "absent", "--memory-org", "d0", "--memory-budget", "4GiB")
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_cpu_without_the_reference_platform_is_refused(nano: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.delenv("SGLANG_PLATFORM")
+    with pytest.raises(SystemExit):
+        parse(nano, "--device", "cpu", "--memory-org", "d0", "--memory-budget", "b63")
+    assert "SGLANG_PLATFORM=sgl_hybrid_cpu" in capsys.readouterr().err
