@@ -24,11 +24,12 @@ def close(actual: torch.Tensor, expected: np.ndarray, tolerance: float = 1e-5) -
     torch.testing.assert_close(actual.float(), torch.from_numpy(expected), rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread, or what the test's parameter says."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(getattr(request, "param", 1))
+    yield
     torch.set_num_threads(before)
 
 
@@ -97,10 +98,12 @@ def test_windows_are_rounded_at_boundaries_only(start: int, grid: int, chunk: in
 @pytest.mark.parametrize("window_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("channels", "taps", "grid", "chunk"), [(1280, 2, 256, 128), (1280, 4, 224, 128), (13, 4, 37, 16)]
+    ("channels", "taps", "grid", "chunk", "threads"),
+    [(1280, 2, 256, 128, 1), (1280, 4, 224, 128, 2), (13, 4, 37, 16, 1)],
+    indirect=["threads"],
 )
 def test_resumed_at_a_boundary_is_bit_identical(
-    channels: int, taps: int, grid: int, chunk: int, dtype: torch.dtype, window_dtype: torch.dtype, threads: int
+    channels: int, taps: int, grid: int, chunk: int, dtype: torch.dtype, window_dtype: torch.dtype
 ) -> None:
     x, weight, bias = (
         random(601, channels, seed=0, dtype=dtype),
@@ -124,7 +127,8 @@ def test_resumed_at_a_boundary_is_bit_identical(
         assert torch.equal(warm.final_windows, cold.final_windows)
 
 
-def test_a_sequence_does_not_depend_on_its_batch(threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_a_sequence_does_not_depend_on_its_batch() -> None:
     rows, starts = [0, 1, 90, 200, 203, 400], [511, 0, 512, 30, 1000]
     x, weight, windows = random(400, 77, seed=0), random(77, 4, seed=1), random(5, 77, 3, seed=2)
     options: dict[str, Any] = {"grid_tokens": 512, "window_dtype": torch.bfloat16}

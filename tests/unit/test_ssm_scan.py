@@ -73,11 +73,12 @@ class Inputs:
         return scan_packed(*arrays, query_start_loc, **(arguments | options))
 
 
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread, or what the test's parameter says."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(getattr(request, "param", 1))
+    yield
     torch.set_num_threads(before)
 
 
@@ -189,7 +190,9 @@ def test_captures_are_the_states_before_their_positions() -> None:
 @pytest.mark.parametrize("state_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("geometry", "num_tokens", "grid", "chunk"), [(NANO, 700, 256, 64), (NANO, 450, 224, 128), (ODD, 203, 37, 16)]
+    ("geometry", "num_tokens", "grid", "chunk", "threads"),
+    [(NANO, 700, 256, 64, 1), (NANO, 450, 224, 128, 1), (NANO, 200, 64, 64, 2), (ODD, 203, 37, 16, 1)],
+    indirect=["threads"],
 )
 def test_resumed_at_a_boundary_is_bit_identical(
     geometry: Geometry,
@@ -198,7 +201,6 @@ def test_resumed_at_a_boundary_is_bit_identical(
     chunk: int,
     dtype: torch.dtype,
     state_dtype: torch.dtype,
-    threads: int,
 ) -> None:
     inputs = Inputs(geometry, num_tokens, dtype)
     options = {"grid_tokens": grid, "chunk_tokens": chunk, "state_dtype": state_dtype}
@@ -211,7 +213,8 @@ def test_resumed_at_a_boundary_is_bit_identical(
         assert torch.equal(warm.final_states, cold.final_states)
 
 
-def test_a_sequence_does_not_depend_on_its_batch(threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_a_sequence_does_not_depend_on_its_batch() -> None:
     rows, starts = [0, 1, 90, 200, 203, 300], [511, 0, 512, 30, 1000]
     inputs = Inputs(NANO, rows[-1])
     initial = inputs.states(5, torch.bfloat16)
@@ -227,6 +230,18 @@ def test_a_sequence_does_not_depend_on_its_batch(threads: int) -> None:
         )
         assert torch.equal(alone.out, packed.out[first:last])
         assert torch.equal(alone.final_states[0], packed.final_states[sequence])
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_broken_sequence_does_not_spoil_the_next(poison: float) -> None:
+    inputs = Inputs(SMALL, 37)
+    rows = [0, 32, 37]
+    clean = inputs.scan(query_start_loc=rows, start_positions=None, chunk_tokens=16)
+    for tensor in (inputs.x, inputs.B, inputs.C, inputs.dt):
+        tensor[:32] = poison
+    spoiled = inputs.scan(query_start_loc=rows, start_positions=None, chunk_tokens=16)
+    assert torch.equal(spoiled.out[32:], clean.out[32:])
+    assert torch.equal(spoiled.final_states[1], clean.final_states[1])
 
 
 def test_a_token_does_not_depend_on_those_after_it() -> None:

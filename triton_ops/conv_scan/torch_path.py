@@ -62,7 +62,6 @@ def convolve_chunks(
             window = (final if initial_windows is None else initial_windows)[sequence].t().float()
         inputs[:past].copy_(window)
         inputs[past : past + n].copy_(x[chunk.row : chunk.row + n])
-        inputs[past + n :].zero_()
         total.copy_(start_value)
         for tap in range(taps):
             total.add_(torch.mul(inputs[tap : tap + chunk_tokens], rows_of_weight[tap], out=product))

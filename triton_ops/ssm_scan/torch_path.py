@@ -78,7 +78,7 @@ class _ChunkScanner:
             dt.add_(self.dt_bias)
         if inputs.dt_softplus:
             torch.nn.functional.softplus(dt, out=dt)
-        dt.clamp_(*inputs.dt_limit)[n:].zero_()
+        dt.clamp_(*inputs.dt_limit)
         torch.mul(dt, self.log2_A, out=self.log_decay)
         torch.cumsum(self.log_decay, dim=0, out=self.log_decay)
         self.log_decay_by_head.copy_(self.log_decay.t())
