@@ -206,7 +206,7 @@ def _granite_tensors() -> Iterator[Tensor]:
         yield _linear(f"{prefix}.shared_mlp.input_linear", 2 * mlp, hidden)
         yield _linear(f"{prefix}.shared_mlp.output_linear", hidden, mlp, 2.0)
     yield _norm("model.norm", hidden)
-    yield _linear("lm_head", VOCAB_SIZE, hidden, 2.5 * config["logits_scaling"])
+    yield _linear("lm_head", VOCAB_SIZE, hidden, 1.7 * config["logits_scaling"])
 
 
 MODELS: dict[str, NanoModel] = {
