@@ -13,7 +13,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -94,17 +94,15 @@ class LoadRun:
         with self._stop_on_signals():
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
                 tasks = [asyncio.create_task(self._record(request)) for request in self._unrecorded.values()]
-                waiting: set[asyncio.Future[Any]] = {asyncio.gather(*tasks), self._stop}
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if self._stop not in done:
-                    done.pop().result()
-                    return "complete"
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+                try:
+                    ended = await self._stop
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
         for request in self._unrecorded.values():  # tasks that were cancelled before their first step
             self._on_record(self._finish(request, _Trial(), _Outcome("unsent")))
-        return self._stop.result()
+        return ended
 
     @contextlib.contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
@@ -134,8 +132,18 @@ class LoadRun:
                 outcome = _Outcome("cancelled", "the run was stopped")
                 outcome = await self._attempts(request, trial)
         finally:
-            del self._unrecorded[request.index]
-            self._on_record(self._finish(request, trial, outcome))
+            self._keep(self._finish(request, trial, outcome))
+
+    def _keep(self, record: RequestRecord) -> None:
+        """Hand out one record; the last one ends the run, and so does a record that cannot be kept."""
+        del self._unrecorded[record.index]
+        try:
+            self._on_record(record)
+        except Exception as error:
+            if not self._stop.done():
+                self._stop.set_exception(error)
+        if not self._unrecorded:
+            self._end("complete")
 
     async def _attempts(self, request: PlannedRequest, trial: _Trial) -> _Outcome:
         """Try until answered or out of retries. Ends the run if the server turns out to be gone."""
@@ -221,4 +229,6 @@ async def is_listening(url: str) -> bool:
     except OSError:  # TimeoutError is one
         return False
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return True

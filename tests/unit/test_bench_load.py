@@ -197,7 +197,7 @@ def _is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait_for(condition: Any, timeout_s: float = 10.0) -> None:
+def _wait_for(condition: Any, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -210,9 +210,9 @@ def test_a_server_that_dies_ends_the_run_and_the_rows_are_kept(
     _, url = server_process("--token-s", "0.02", "--die-after", "5")
     folder = tmp_path / "run"
     begun = time.monotonic()
-    arguments = ["load", "--url", url, "--workload", "smoke", "--requests", "300", "--rate", "20", "--out", str(folder)]
+    arguments = ["load", "--url", url, "--workload", "smoke", "--requests", "300", "--rate", "2", "--out", str(folder)]
     assert main(arguments) == 1
-    assert time.monotonic() - begun < 8  # 15 s were planned
+    assert time.monotonic() - begun < 60  # 150 s were planned
     records = by_index(folder)
     assert len(records) == 300
     assert any(record.status == "failed" and "connection lost" in (record.error or "") for record in records)
@@ -228,7 +228,7 @@ def test_ctrl_c_stops_at_once_and_the_rows_are_kept(tmp_path: Path, capsys: pyte
     with FakeServer(token_s=0.01) as server:
 
         def interrupt() -> None:
-            _wait_for(lambda: folder.exists() and len(read_records(folder)) >= 3)
+            _wait_for(lambda: (folder / "requests.jsonl").exists() and len(read_records(folder)) >= 3)
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
