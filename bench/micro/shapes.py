@@ -30,7 +30,8 @@ class Shape(NamedTuple):
 
     def heads_per_member(self, state_dtype: torch.dtype) -> int:
         """Heads whose state fills one member page of `MEMBER_BYTES`."""
-        return MEMBER_BYTES // (self.P * self.N * state_dtype.itemsize)
+        head_bytes = self.P * self.N * int(state_dtype.itemsize)
+        return MEMBER_BYTES // head_bytes
 
     def num_members(self, state_dtype: torch.dtype) -> int:
         """M: member pages of one layer's state."""
