@@ -223,8 +223,6 @@ class CheckpointStore:
             return num_free // self.pages_needed(1)
         in_open = min(self.slabs.num_open, num_free // members)
         rest = num_free - in_open * members
-        if in_open < self.slabs.num_open:
-            return in_open
         full, rest = divmod(rest, self.slabs.slots_per_slab * members + 1)
         return in_open + full * self.slabs.slots_per_slab + max(0, rest - 1) // members
 
