@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.server import ServerError
 from sgl_hybrid.errors import SettingError
 
 if TYPE_CHECKING:
@@ -154,6 +155,52 @@ def summary(
     _report(LoadResult(ended, summarize(read_records(folder)), folder), as_json=as_json)
 
 
+@app.command()
+def demo(
+    context: typer.Context,
+    org: Annotated[str, typer.Option(help="memory organization: d0")] = "d0",
+    budget: Annotated[str, typer.Option(help="state memory: bytes with a unit, or a label such as b63")] = "b63",
+    model: Annotated[str, typer.Option(help="falcon-h1-nano or granite-h-nano")] = "falcon-h1-nano",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    requests: Annotated[int, typer.Option(help="number of requests")] = 48,
+    full: Annotated[bool, typer.Option("--full", help="300 requests, as the paper's runs")] = False,
+    rate: Annotated[float, typer.Option(help="mean offered rate [requests/s]")] = 3.0,
+    q: Annotated[float, typer.Option(help="common-prefix fraction of a context, 0 to 1")] = 1.0,
+    cap: Annotated[int, typer.Option(help="most requests the server runs at once")] = 63,
+    seed: Annotated[int, typer.Option(help="seed of the requests and their times")] = 0,
+    models: Annotated[Path, typer.Option(help="folder for the nano models")] = Path("models"),
+    out: Annotated[Path | None, typer.Option(help="new folder for the records; default run/demo-TIME")] = None,
+) -> None:
+    """Serve a nano model on this machine's CPU with a memory organization, drive a load, print the numbers.
+
+    Makes the model if it is missing, starts `python -m sglang.launch_server`, sends prefix-sharing requests at a
+    saturating rate, stops the server. Takes a minute or two on two cores; `--full` takes several.
+
+        python -m bench demo
+        python -m bench demo --full --budget b83 --q 0.5
+    """
+    from rich.console import Console
+
+    from bench.demo import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        organization=org,
+        budget=budget,
+        model=model,
+        dtype=dtype,
+        num_requests=300 if full else requests,
+        rate_per_s=rate,
+        shared_fraction=q,
+        cap=cap,
+        seed=seed,
+        models_folder=models,
+    )
+    folder = out or Path("run") / time.strftime("demo-%Y%m%d-%H%M%S")
+    result = run_demo(settings, folder, command=_command(context), console=Console())
+    _report(result, as_json=False)
+    raise typer.Exit(_status(result))
+
+
 def _command(context: typer.Context) -> list[str]:
     """Return the command line as it would be typed, for the manifest."""
     return ["python", "-m", "bench", *context.find_root().obj]
@@ -198,8 +245,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except typer.Abort:
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
+    except (typer.Abort, KeyboardInterrupt):
+        print("error: interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         show = getattr(error, "show", None)  # click's own errors about the command line know how to print themselves
         if show is None:

@@ -3,7 +3,8 @@
     manifest.json      what was run, on what, and how it ended
     workload.jsonl     one PlannedRequest a line, written before the first request is sent
     requests.jsonl     one RequestRecord a line, in order of completion, flushed one by one
-    server_info.json   what the server said about itself before the run, where it says anything
+    server_before.json, server_after.json
+                       what the server said about itself, its counters among it, where it says anything
 
 Every time is in nanoseconds of the monotonic clock after the run's start; `Manifest.started_monotonic_ns` ties it to
 other logs of the same machine. Invariants: a folder is filled by one run only; every planned request has exactly one
@@ -125,9 +126,9 @@ class RunFolder:
         """Write or replace manifest.json; a reader sees the old one or the new one, never a part."""
         self._replace("manifest.json", msgspec.json.format(self._encoder.encode(manifest), indent=2) + b"\n")
 
-    def write_server_info(self, info: dict[str, Any]) -> None:
-        """Write server_info.json."""
-        self._replace("server_info.json", msgspec.json.format(self._encoder.encode(info), indent=2) + b"\n")
+    def write_server_info(self, info: dict[str, Any], when: Literal["before", "after"]) -> None:
+        """Write what the server said about itself before or after the run."""
+        self._replace(f"server_{when}.json", msgspec.json.format(self._encoder.encode(info), indent=2) + b"\n")
 
     def write_workload(self, requests: Iterable[PlannedRequest]) -> None:
         """Write workload.jsonl."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -94,7 +95,7 @@ def run_load(
         )
         run_folder.write_workload(requests)
         if facts.info is not None:
-            run_folder.write_server_info(facts.info)
+            run_folder.write_server_info(facts.info, "before")
         # The run's clock starts here: everything that takes time before the first request is done.
         manifest = msgspec.structs.replace(manifest, started_monotonic_ns=time.monotonic_ns())
         run_folder.write_manifest(manifest)
@@ -110,6 +111,9 @@ def run_load(
 
             run = LoadRun(requests, endpoint, settings, run_id=manifest.run_id, on_record=keep)
             ended = asyncio.run(run.run(manifest.started_monotonic_ns))
+        if facts.info is not None and ended == "complete":
+            with contextlib.suppress(SettingError):  # gone or busy: the run itself is complete
+                run_folder.write_server_info(asyncio.run(probe(settings.url)).info or {}, "after")
         run_folder.write_manifest(msgspec.structs.replace(manifest, ended=ended))
     return LoadResult(ended, summarize(records), folder)
 

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
@@ -181,18 +183,22 @@ class FakeServer:
 
 
 def main() -> None:
-    """Run a server until it is stopped. `--fail` dies at start like a server with a bad flag."""
+    """Run a server until it is stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--token-s", type=float, default=0.0)
     parser.add_argument("--die-after", type=int)
-    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--fail", action="store_true", help="end at start, as a server with a bad flag does")
+    parser.add_argument("--child", type=Path, help="start a child that does not end by itself; write its id here")
     known, _ = parser.parse_known_args()
     print("fake server starting", flush=True)
     if known.fail:
         print("error: expected a budget above 0 bytes, got 0 bytes", file=sys.stderr)
         sys.exit(2)
+    if known.child is not None:
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        known.child.write_text(str(child.pid))
     with FakeServer(port=known.port, token_s=known.token_s, die_after=known.die_after):
         while True:
             time.sleep(1)

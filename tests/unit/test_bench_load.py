@@ -116,7 +116,9 @@ def test_manifest_says_what_was_run_and_on_what(tmp_path: Path) -> None:
     assert manifest.environment["machine"]["num_cores"] >= 1
     assert manifest.environment["versions"]["aiohttp"]
     assert server.flushes == 1
-    assert msgspec.json.decode((tmp_path / "run" / "server_info.json").read_bytes())["model_path"] == "fake-nano"
+    for when in ("before", "after"):
+        info = msgspec.json.decode((tmp_path / "run" / f"server_{when}.json").read_bytes())
+        assert info["model_path"] == "fake-nano"
 
 
 def test_a_cap_bounds_what_is_in_flight(tmp_path: Path) -> None:
