@@ -45,7 +45,7 @@ def test_these_tests_run_the_torch_path() -> None:
 def test_ssm_update(dtype: torch.dtype, gate: bool, batch: int, M: int) -> None:
     torch.manual_seed(batch)
     arguments = ssm_arguments(batch, M=M, heads_per_member=2, bc_groups=2, layer_groups=2, state_dtype=dtype, gate=gate)
-    expected = arguments._replace(state=copy_of(arguments.state), out=arguments.out.clone())
+    expected = arguments._replace(state=copy_of(arguments.state), out=copy_of(arguments.out))
     ssm_reference.ssm_update(*expected)
     ssm_update(*arguments[:-2], z=arguments.z, out=arguments.out)
     assert_close(arguments.out, expected.out)
@@ -63,7 +63,7 @@ def test_conv_update(dtype: torch.dtype, W: int, channel_major: bool, in_place: 
     arguments = conv_arguments(12, W=W, line_dtype=dtype, channel_major=channel_major)
     if in_place:
         arguments = conv_arguments(4, W=W, line_dtype=dtype, kinds=("in_place", "padding"))._replace(dst_line=None)
-    expected = arguments._replace(lines=copy_of(arguments.lines), out=arguments.out.clone())
+    expected = arguments._replace(lines=copy_of(arguments.lines), out=copy_of(arguments.out))
     conv_reference.conv_update(*expected)
     conv_update(*arguments[:6], activation="silu", out=arguments.out)
     assert_close(arguments.out, expected.out)

@@ -113,7 +113,7 @@ def test_pages_beyond_32_bit_offsets() -> None:
     arguments.state[int(arguments.src_table)] = state
     pool[8200] = state
     table = torch.tensor([[8200]], dtype=torch.int32), torch.tensor([[9299]], dtype=torch.int32)
-    far = arguments._replace(state=pool, src_table=table[0], dst_table=table[1], out=arguments.out.clone())
+    far = arguments._replace(state=pool, src_table=table[0], dst_table=table[1], out=copy_of(arguments.out))
     watch = watch_ssm(far)
     with watch.watching():
         ssm_kernel.prepare(*far, BM=128).run()
@@ -131,7 +131,7 @@ def test_lines_beyond_32_bit_offsets() -> None:
     pool = sparse(num_lines * 16384, torch.bfloat16).view(num_lines, 16384)[:, : 3 * 3584].unflatten(1, (3, 3584))
     pool[140001] = near.lines[int(near.src_line)]
     lines = torch.tensor([140001], dtype=torch.int32), torch.tensor([num_lines - 1], dtype=torch.int32)
-    far = near._replace(lines=pool, src_line=lines[0], dst_line=lines[1], out=near.out.clone())
+    far = near._replace(lines=pool, src_line=lines[0], dst_line=lines[1], out=copy_of(near.out))
     watch = watch_conv(far)
     with watch.watching():
         conv_kernel.prepare(*far).run()
