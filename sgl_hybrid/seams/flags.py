@@ -41,22 +41,37 @@ def from_arguments(original: Callable[..., Any], cls: type, args: argparse.Names
     return original(cls, args)
 
 
-def engine(original: Callable[..., Any], self: Any, **kwargs: Any) -> None:
-    """Around `Engine.__init__`: accept the flags as keywords (`memory_org="d0"`) or in their environment forms."""
-    values = {flag.field: kwargs.pop(flag.field, os.environ.get(flag.environment)) for flag in FLAGS}
-    settings = MemorySettings.from_values(values)
-    if settings is not None and "server_args" in kwargs:
-        raise SettingError("memory_org: expected keyword arguments with it, got server_args")
-    before = {flag.environment: os.environ.get(flag.environment) for flag in FLAGS}
-    configure(settings, kwargs)
-    try:
-        original(self, **kwargs)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def engine_arguments(**keywords: Any) -> Any:
+    """In place of `Engine.server_args_class`: accept the flags as keywords (`memory_org="d0"`) or environment forms.
+
+    `Engine.__init__` loads the plugins and then builds its argument record through this attribute, so it is the one
+    place that both sees the keywords and comes after the plugins. The environment forms stay exported: an engine's
+    process serves one organization.
+
+    Raises:
+        SettingError: as `configure`.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    values = {flag.field: keywords.pop(flag.field, os.environ.get(flag.environment)) for flag in FLAGS}
+    configure(MemorySettings.from_values(values), keywords)
+    return ServerArgs(**keywords)
+
+
+def bind_engine() -> None:
+    """Bind `engine_arguments` to the in-process engine.
+
+    Raises:
+        SettingError: the engine builds its arguments in another way than SGLang 0.5.23 does.
+    """
+    from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
+
+    if Engine.server_args_class is engine_arguments:
+        return
+    if Engine.server_args_class is not ServerArgs:
+        raise SettingError(f"expected Engine.server_args_class to be ServerArgs, got {Engine.server_args_class!r}")
+    Engine.server_args_class = staticmethod(engine_arguments)
 
 
 def configure(settings: MemorySettings | None, values: MutableMapping[str, Any]) -> MemoryPlan | None:
@@ -154,8 +169,5 @@ SEAMS: tuple[Seam, ...] = (
         from_arguments,
         ("args",),
         "SGLang's arguments agree with the organization",
-    ),
-    Seam(
-        "sglang.srt.entrypoints.engine.Engine.__init__", "around", engine, ("kwargs",), "the flags as engine keywords"
     ),
 )

@@ -24,6 +24,7 @@ def flags() -> None:
     from sgl_hybrid.seams import flags, hooks
 
     hooks.apply(flags.SEAMS)
+    flags.bind_engine()
 
 
 def cpu_operators() -> None:

@@ -2,74 +2,53 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import requests
 
 from bench.nano import write_model
+from bench.server import ServerProcess, cpu_environment, free_port, sglang_command
 
-SERVERS: dict[str, tuple[str, dict[str, str], list[str]]] = {
-    "falcon-h1-nano": (
+READY_TIMEOUT_S = 240.0
+
+
+class Setup(NamedTuple):
+    """What one server is started with beyond the common arguments."""
+
+    model: str
+    arguments: str
+    environment: tuple[tuple[str, str], ...] = ()
+    dtype: str = "float32"
+
+
+SETUPS: dict[str, Setup] = {
+    "falcon-h1-nano": Setup(
         "falcon-h1-nano",
-        {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2"},
-        [
-            "--memory-org",
-            "d0",
-            "--memory-budget",
-            "b63",
-            "--chunked-prefill-size",
-            "1024",
-            "--enable-metrics",
-            "--enable-cache-report",
-        ],
+        "--memory-org d0 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
+        (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
     ),
-    "granite-h-nano": ("granite-h-nano", {}, ["--memory-org", "d0", "--memory-budget", "b160"]),
-    "falcon-h1-nano-bf16": (
+    "granite-h-nano": Setup("granite-h-nano", "--memory-org d0 --memory-budget b160"),
+    "falcon-h1-nano-bf16": Setup(
         "falcon-h1-nano",
-        {},
-        ["--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--memory-org", "d0", "--memory-budget", "b63"],
+        "--mamba-ssm-dtype bfloat16 --memory-org d0 --memory-budget b63",
+        dtype="bfloat16",
     ),
-    "falcon-h1-nano-tiny": (
+    # Attention for one context and little more, and states for eight requests: attention runs out first.
+    "falcon-h1-nano-tiny": Setup(
         "falcon-h1-nano",
-        {},
-        # Attention for one context and little more, and states for eight requests: attention runs out first.
-        [
-            "--memory-org",
-            "d0",
-            "--memory-budget",
-            "34MiB",
-            "--d0-attention-fraction",
-            "0.15",
-            "--schedule-conservativeness",
-            "0.01",
-        ],
+        "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01",
     ),
 }
-"""Name of a server -> model, environment and arguments beyond the common ones."""
-
-
-class Server(NamedTuple):
-    """A running server: its address, its process (the leader of a session of its own) and its log."""
-
-    url: str
-    process: subprocess.Popen
-    log: Path
 
 
 @pytest.fixture(scope="session")
 def nano_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the nano models, by name."""
     root = tmp_path_factory.mktemp("models")
-    names = sorted({model for model, _, _ in SERVERS.values()})
+    names = sorted({setup.model for setup in SETUPS.values()})
     for name in names:
         write_model(name, root / name, seed=0)
     return {name: root / name for name in names}
@@ -78,45 +57,28 @@ def nano_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def servers(
     nano_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Server]]:
-    """Start (once) and return the server of a name. A server whose log has a traceback at the end fails the session."""
-    running: dict[str, Server] = {}
+) -> Iterator[Callable[[str], ServerProcess]]:
+    """Start (once) and return the server of a name. At the end no server's log may hold a traceback."""
+    running: dict[str, ServerProcess] = {}
+    folder = tmp_path_factory.mktemp("logs")
+    with contextlib.ExitStack() as stack:
 
-    def get(name: str) -> Server:
-        if name not in running:
-            model, environment, arguments = SERVERS[name]
-            log = tmp_path_factory.mktemp("logs") / f"{name}.log"
-            running[name] = start(nano_models[model], environment, arguments, log)
-        return running[name]
+        def get(name: str) -> ServerProcess:
+            if name not in running:
+                setup = SETUPS[name]
+                port = free_port()
+                arguments = ["--device", "cpu", "--dtype", setup.dtype, *setup.arguments.split()]
+                server = ServerProcess(
+                    sglang_command(nano_models[setup.model], port, arguments),
+                    port=port,
+                    log=folder / f"{name}.log",
+                    environment={**cpu_environment(setup.dtype), **dict(setup.environment)},
+                )
+                stack.enter_context(server)
+                server.wait_ready(READY_TIMEOUT_S)
+                running[name] = server
+            return running[name]
 
-    yield get
-    for server in running.values():
-        os.killpg(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-    faulty = {name: server.log for name, server in running.items() if "Traceback" in server.log.read_text()}
+        yield get
+        faulty = {name: server.log for name, server in running.items() if "Traceback" in server.log.read_text()}
     assert not faulty, f"expected servers without a traceback, got {faulty}"
-
-
-def start(model: Path, environment: dict[str, str], arguments: list[str], log: Path) -> Server:
-    """Start a server on a free port and wait until it is healthy."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"]
-    command += ["--port", str(port), *arguments]
-    environment = {**os.environ, "SGLANG_PLATFORM": "sgl_hybrid_cpu", "HF_HUB_OFFLINE": "1", **environment}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        try:
-            if requests.get(f"{url}/health", timeout=30).status_code == 200:
-                return Server(url, process, log)
-        except requests.ConnectionError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(f"expected a healthy server within 240 s: {log.read_text()[-2000:]}")

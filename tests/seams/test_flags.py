@@ -132,3 +132,19 @@ def test_cpu_without_the_reference_platform_is_refused(nano: Path, monkeypatch: 
     with pytest.raises(SystemExit):
         parse(nano, "--device", "cpu", "--memory-org", "d0", "--memory-budget", "b63")
     assert "SGLANG_PLATFORM=sgl_hybrid_cpu" in capsys.readouterr().err
+
+
+def test_a_config_file_carries_the_flags(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--config file.yaml` of SGLang passes through the same parser."""
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+    file = tmp_path / "server.yaml"
+    file.write_text(f"model-path: {nano}\ndevice: cpu\nmemory-org: d0\nmemory-budget: b83\ncheckpoint-interval: 896\n")
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    if "memory_org" not in {action.dest for action in parser._actions}:
+        flags.add_arguments(None, parser)
+    args = parser.parse_args(ConfigArgumentMerger(parser).merge_config_with_args(["--config", str(file)]))
+    values = flags.from_arguments(lambda cls, args: dict(vars(args)), ServerArgs, args)
+    assert values["mamba_track_interval"] == 896
+    assert values["max_total_tokens"] == 4289 * 16

@@ -1,0 +1,62 @@
+"""A running server says what it serves: one log line, `/server_info`, Prometheus."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import requests
+
+from tests.e2e import client
+
+pytestmark = pytest.mark.e2e
+
+
+def test_server_info_and_log_name_the_organization_and_its_units(servers) -> None:
+    server = servers("falcon-h1-nano")
+    found = client.memory(server.url)
+    assert found["organization"] == "d0"
+    assert (found["page_tokens"], found["checkpoint_interval"]) == (16, 1792)
+    assert found["units"]["attention_pages"] == found["pools"]["attention"]["total"] == 3256
+    assert found["units"]["checkpoints"] == found["pools"]["recurrent"]["total"] == 30
+    # 256 B of KV per token and layer; 24 heads x 32 x 128 of SSM and 1,280 conv elements in float32; two layers.
+    assert found["kv_token_bytes_per_layer"] == 256
+    assert found["ssm_bytes_per_layer"] == 393216
+    assert found["conv_bytes_per_layer"] == 5120
+    assert found["units"]["total_bytes"] == 2 * (3256 * 16 * 256 + 30 * (393216 + 5120))
+    lines = [line for line in server.log.read_text().splitlines() if "sgl_hybrid memory organization" in line]
+    assert len(lines) == 1
+    logged = json.loads(lines[0].split("organization: ", 1)[1])
+    assert logged == {name: value for name, value in found.items() if name in logged}
+
+
+def test_prometheus_has_the_organization_and_its_counters(servers) -> None:
+    server = servers("falcon-h1-nano")
+    client.generate(server.url, client.random_prompt(50, seed=1))
+    text = requests.get(f"{server.url}/metrics", timeout=client.TIMEOUT_S).text
+    info = [line for line in text.splitlines() if line.startswith("sgl_hybrid:memory_organization_info")]
+    assert len(info) == 1
+    assert 'organization="d0"' in info[0]
+    assert 'attention_pages="3256"' in info[0]
+    assert info[0].endswith(" 1.0")
+    granted = [line for line in text.splitlines() if line.startswith("sgl_hybrid:pool_checks") and '"granted"' in line]
+    assert {line.split('pool="')[1].split('"')[0] for line in granted} == {"attention", "recurrent"}
+    assert all(float(line.split()[-1]) > 0 for line in granted)
+    assert "sgl_hybrid:stranded_byte_fraction" in text
+
+
+def test_cached_tokens_agree_with_the_servers_counter(servers) -> None:
+    """Fault B51: hits reported per request and SGLang's own counter of cached tokens tell the same."""
+    server = servers("falcon-h1-nano")
+    client.flush(server.url)
+
+    def counter() -> float:
+        text = requests.get(f"{server.url}/metrics", timeout=client.TIMEOUT_S).text
+        lines = [line for line in text.splitlines() if line.startswith("sglang:cached_tokens_total{")]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    before = counter()
+    prompt = client.random_prompt(2000, seed=21)
+    reported = sum(client.generate(server.url, prompt)["meta_info"]["cached_tokens"] for _ in range(3))
+    assert reported == 2 * 1792
+    assert counter() - before == reported
