@@ -92,12 +92,13 @@ def organization_table(report: dict[str, Any]) -> Table:
     """Return the pools of the organization and how their checks came out, as the server reports them."""
     stranded = report["counters"]["stranded_byte_fraction"]
     title = f"{report['organization']} at {report['units']['budget']}: stranded bytes {100 * stranded:.2f} %"
+    pools, checks = report["pools"], report["counters"]["checks"]
     table = Table("pool", title=title, title_justify="left")
-    checks = report["counters"]["checks"]
-    outcomes = list(dict.fromkeys(outcome for pool in checks.values() for outcome in pool))
-    for column in ("units", "cached at the end", *(outcome.replace("_", " ") for outcome in outcomes)):
-        table.add_column(column, justify="right")
-    for name, pool in report["pools"].items():
-        counts = checks.get(name, {})
-        table.add_row(name, *(f"{n:,}" for n in (pool["total"], pool["cached"], *(counts.get(o, 0) for o in outcomes))))
+    for name in pools:
+        table.add_column(name, justify="right")
+    for count in ("total", "free", "cached", "held"):
+        table.add_row(f"units {count}", *(f"{pool[count]:,}" for pool in pools.values()))
+    for outcome in dict.fromkeys(outcome for pool in checks.values() for outcome in pool):
+        counts = (checks.get(name, {}).get(outcome) for name in pools)
+        table.add_row(f"checks {outcome.replace('_', ' ')}", *("-" if n is None else f"{n:,}" for n in counts))
     return table

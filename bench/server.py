@@ -21,9 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-CPU_ENVIRONMENT = {"SGLANG_PLATFORM": "sgl_hybrid_cpu", "HF_HUB_OFFLINE": "1"}
-"""What a server on the CPU reference platform needs in its environment; see also `cpu_environment`."""
-
 _HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1  # prctl: signal for this process when its parent dies
 
@@ -39,9 +36,18 @@ def sglang_command(model: Path, port: int, arguments: Sequence[str]) -> list[str
 
 
 def cpu_environment(dtype: str) -> dict[str, str]:
-    """Return the environment of a CPU server that computes in `dtype`. SGLang keeps convolution state in bfloat16
-    unless told otherwise, which costs a float32 model its accuracy."""
-    return {**CPU_ENVIRONMENT, "SGLANG_MAMBA_CONV_DTYPE": dtype}
+    """Return what a server on the CPU reference platform needs in its environment to compute in `dtype`.
+
+    SGLang keeps convolution state in bfloat16 unless told otherwise, which costs a float32 model its accuracy. Waiting
+    threads sleep instead of spinning (unless OMP_WAIT_POLICY is set): the cores are shared with the load generator and
+    SGLang's other processes, and a spinning pair of threads comes to a near stop when another process needs a core.
+    """
+    return {
+        "SGLANG_PLATFORM": "sgl_hybrid_cpu",
+        "SGLANG_MAMBA_CONV_DTYPE": dtype,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+    }
 
 
 def free_port() -> int:

@@ -96,7 +96,7 @@ def test_an_error_inside_the_block_still_stops_the_server(tmp_path: Path) -> Non
     assert not is_running(server._process.pid)
 
 
-def test_the_command_and_environment_of_a_cpu_server(tmp_path: Path) -> None:
+def test_the_command_and_environment_of_a_cpu_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = sglang_command(tmp_path / "m", 3000, server_arguments(DemoSettings(organization="d0", budget="b83")))
     assert command[1:3] == ["-m", "sglang.launch_server"]
     given = dict(pairwise(command))
@@ -107,6 +107,10 @@ def test_the_command_and_environment_of_a_cpu_server(tmp_path: Path) -> None:
     assert given["--max-running-requests"] == "63"
     assert cpu_environment("float32")["SGLANG_MAMBA_CONV_DTYPE"] == "float32"
     assert cpu_environment("float32")["SGLANG_PLATFORM"] == "sgl_hybrid_cpu"
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert cpu_environment("float32")["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert cpu_environment("float32")["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 REPORT: dict[str, Any] = {
