@@ -67,7 +67,7 @@ def servers(
             if name not in running:
                 setup = SETUPS[name]
                 port = free_port()
-                arguments = ["--device", "cpu", "--dtype", setup.dtype, *setup.arguments.split()]
+                arguments = ["--device", "cpu", "--dtype", setup.dtype, "--sleep-on-idle", *setup.arguments.split()]
                 server = ServerProcess(
                     sglang_command(nano_models[setup.model], port, arguments),
                     port=port,

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_300_of_300_complete_and_every_ledger_balances(servers, tmp_path: Path) -> None:
-    """The paper's workload at 62 % of its lengths with short outputs, so that the test ends in a minute or two: a context
-    of 1,934 tokens still passes the boundary at 1,792. All at once, 63 in flight."""
+    """The paper's workload at 62 % of its lengths with short outputs, so that the test ends in a minute or two: a
+    context of 1,934 tokens still passes the boundary at 1,792. All at once, 63 in flight."""
     server = servers("falcon-h1-nano")
     client.flush(server.url)
     output = Lengths(median_tokens=10, sigma=0.8, low_tokens=2, high_tokens=40)
