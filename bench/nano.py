@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save
 
-from bench.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, write_tokenizer
+from bench.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_tokenizer, tokenizer_settings
 from sgl_hybrid.errors import SettingError
 
 CONTEXT_TOKENS = 8192
@@ -218,8 +219,8 @@ MODELS: dict[str, NanoModel] = {
 def write_model(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32") -> int:
     """Write the model `name` into `folder` (created if missing) and return the size of its weights in bytes.
 
-    Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json; existing
-    files of these names are replaced. Loads with transformers' Auto classes and with SGLang's loader.
+    Writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json; files of
+    these names with other content are replaced. Loads with transformers' Auto classes and with SGLang's loader.
     Raises: SettingError for an unknown model or dtype, a seed out of range, or a folder that cannot be written.
     """
     if name not in MODELS:
@@ -242,15 +243,33 @@ def write_model(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32
     storage = getattr(torch, dtype)
     weights = save({t.name: torch.from_numpy(_draw(t, seed)).to(storage) for t in model.tensors}, {"format": "pt"})
     generation = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "do_sample": False}
+    files = {
+        "model.safetensors": weights,
+        "generation_config.json": _json(generation),
+        "tokenizer.json": make_tokenizer().to_str().encode(),
+        "tokenizer_config.json": _json(tokenizer_settings(CONTEXT_TOKENS)),
+        "config.json": _json(config),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.safetensors").write_bytes(weights)
-        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-        write_tokenizer(folder, context_tokens=CONTEXT_TOKENS)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for file, content in files.items():
+            _put(folder / file, content)
     except OSError as error:
         raise SettingError(f"expected a folder that can be written, got {folder}: {error.strerror}") from error
     return len(weights)
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all; leave one with this content alone, as a server may be reading it."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
 
 
 def _draw(tensor: Tensor, seed: int) -> Array:

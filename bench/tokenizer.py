@@ -6,9 +6,8 @@ with a space in front. Every text round-trips, and every id from `FIRST_ORDINARY
 
 from __future__ import annotations
 
-import json
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -41,10 +40,9 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(folder: Path, *, context_tokens: int) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` into `folder`, for AutoTokenizer."""
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {
+def tokenizer_settings(context_tokens: int) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`, which AutoTokenizer reads beside `tokenizer.json`."""
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_tokens,
         "pad_token": SPECIAL_TOKENS[PAD_ID],
@@ -53,4 +51,3 @@ def write_tokenizer(folder: Path, *, context_tokens: int) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -43,6 +43,16 @@ def test_same_seed_gives_the_same_bytes(name: str, folders: dict[str, Path], tmp
         assert (tmp_path / file).read_bytes() == (folders[name] / file).read_bytes(), file
 
 
+def test_writing_again_leaves_equal_files_alone_and_repairs_others(folders: dict[str, Path], tmp_path: Path) -> None:
+    write_model("falcon-h1-nano", tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    before = weights.stat()
+    config.write_text("{}")
+    write_model("falcon-h1-nano", tmp_path)
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert config.read_bytes() == (folders["falcon-h1-nano"] / "config.json").read_bytes()
+
+
 def test_another_seed_changes_every_drawn_matrix(folders: dict[str, Path], tmp_path: Path) -> None:
     write_model("falcon-h1-nano", tmp_path, seed=1)
     ours, other = load_file(folders["falcon-h1-nano"] / "model.safetensors"), load_file(tmp_path / "model.safetensors")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bench.arrivals import AtOnce, Poisson
 from bench.dataset import DatasetTokens
 from bench.records import PlannedRequest
-from bench.tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
+from bench.tokenizer import VOCAB_SIZE, make_tokenizer
 from bench.workloads import WORKLOADS, Lengths, Workload, digest, make_workload, plan
 from sgl_hybrid.errors import SettingError
 
@@ -143,7 +143,7 @@ def test_unknown_name_and_negative_seed() -> None:
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder, context_tokens=8192)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 
