@@ -12,12 +12,12 @@ import torch
 
 from triton_ops.state_copy.layout import Arena, Checkpoints, Planes
 
-MEMBER_BYTES = 512 * 1024
-SLOT_BYTES = 32 * 1024
-
 
 class Shape(NamedTuple):
-    """One recurrent layer: H heads of P, state dimension N, G groups of B and C, C conv channels of width W."""
+    """One recurrent layer: H heads of P, state dimension N, G groups of B and C, C conv channels of width W.
+
+    member_bytes: length of a member page. slot_bytes: length of a conv slot, payload and what is behind it.
+    """
 
     name: str
     num_layers: int
@@ -27,11 +27,13 @@ class Shape(NamedTuple):
     G: int
     C: int
     W: int
+    member_bytes: int = 512 * 1024
+    slot_bytes: int = 32 * 1024
 
     def heads_per_member(self, state_dtype: torch.dtype) -> int:
-        """Heads whose state fills one member page of `MEMBER_BYTES`."""
+        """Heads whose state fills one member page."""
         head_bytes = self.P * self.N * int(state_dtype.itemsize)
-        return MEMBER_BYTES // head_bytes
+        return self.member_bytes // head_bytes
 
     def num_members(self, state_dtype: torch.dtype) -> int:
         """M: member pages of one layer's state."""
@@ -144,9 +146,9 @@ def conv_arguments(
 
 
 def conv_lines(shape: Shape, num_lines: int, dtype: torch.dtype, device: str, *, channel_major: bool) -> torch.Tensor:
-    """Allocate conv slots of `SLOT_BYTES` (or the payload, where it is longer) and return their payload's view."""
+    """Allocate conv slots, each at least as long as its payload, and return the view of the payloads."""
     payload = (shape.W - 1) * shape.C
-    stride = max(SLOT_BYTES // dtype.itemsize, payload)
+    stride = max(shape.slot_bytes // dtype.itemsize, payload)
     lines = _random((num_lines, stride), dtype, torch.device(device), 5)[:, :payload]
     if channel_major:
         return lines.unflatten(1, (shape.C, shape.W - 1)).transpose(1, 2)
