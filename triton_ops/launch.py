@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 
 class Launch(NamedTuple):
     """One kernel launch.
 
     `constants` are the `tl.constexpr` arguments; `num_warps` the warps of a program; `grid` the programs per axis.
+    `early`: launched so that programs may start before the previous kernel on the stream has ended; the kernel waits
+    for that end itself, where it needs it.
     """
 
     kernel: Any
@@ -22,11 +25,26 @@ class Launch(NamedTuple):
     args: tuple[torch.Tensor | None, ...]
     constants: Mapping[str, int | bool]
     num_warps: int
+    early: bool = False
 
     def run(self) -> None:
         """Launch on the current stream; does not synchronize."""
-        self.kernel[self.grid](*self.args, **self.constants, num_warps=self.num_warps)
+        self.kernel[self.grid](*self.args, **self.constants, **self._options())
 
     def compile(self) -> Any:
         """Compile for the active driver's target through the launch path's own specialization; launches nothing."""
-        return self.kernel.warmup(*self.args, grid=self.grid, **self.constants, num_warps=self.num_warps)
+        return self.kernel.warmup(*self.args, grid=self.grid, **self.constants, **self._options())
+
+    def _options(self) -> dict[str, int | bool]:
+        options: dict[str, int | bool] = {"num_warps": self.num_warps}
+        if self.early:
+            options["launch_pdl"] = True
+        return options
+
+
+def can_start_early() -> bool:
+    """Tell whether the current target has programmatic dependent launch: NVIDIA Hopper and later, compiled."""
+    if triton.knobs.runtime.interpret:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)

@@ -74,10 +74,11 @@ def _paged_equals_contiguous(
     shape: Shape, state: str, dtype: torch.dtype, batch: int, gate: bool, device: str
 ) -> Iterator[Check]:
     contiguous, paged = _paged(shape, dtype, batch, gate, device)
-    other = paged._replace(state=paged.state.clone(), out=torch.empty_like(paged.out))
+    other, early = (paged._replace(state=paged.state.clone(), out=torch.empty_like(paged.out)) for _ in range(2))
     ssm_kernel.prepare(*contiguous).run()
     ssm_kernel.prepare(*paged).run()
     ssm_kernel.prepare(*other, BM=4).run()
+    ssm_kernel.prepare(*early, may_start_early=True).run()
     name = f"ssm_update {state} batch {batch}{' gate' if gate else ''}: "
     yield Check(name + "paged state bits = contiguous", _same_state(paged, contiguous))
     yield Check(name + "paged output bits = contiguous", _same_bits(paged.out, contiguous.out))
@@ -88,6 +89,8 @@ def _paged_equals_contiguous(
     yield Check(name + "unused pages still NaN", bool(paged.state[unused].isnan().all()))
     yield Check(name + "state bits do not depend on the tile", _same_bits(other.state, paged.state))
     yield Check(name + "output bits do not depend on the tile", _same_bits(other.out, paged.out), required=False)
+    same = _same_bits(early.state, paged.state) and _same_bits(early.out, paged.out)
+    yield Check(name + "bits do not depend on the early start", same, required=False)
 
 
 def _ssm_close_to_oracle(shape: Shape, state: str, dtype: torch.dtype, device: str) -> Check:

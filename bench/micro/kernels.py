@@ -30,7 +30,7 @@ from bench.micro.shapes import FALCON_H1_7B, Shape, SsmArguments, ssm_arguments
 from bench.micro.static_compile import ARCHITECTURES
 from bench.micro.static_table import static_table
 from bench.micro.timing import Recorded, Step, copy_bandwidth, record, time_interleaved
-from bench.micro.timing_table import BASELINE, Measurement, timing_table
+from bench.micro.timing_table import BASELINE, EARLY, Measurement, timing_table
 from bench.micro.traffic import ssm_update_traffic
 from triton_ops.ssm_update.kernel import prepare, tile_rows
 
@@ -144,6 +144,7 @@ def _measure(
     binders: dict[str, Callable[[WorkingSet], Step]] = {
         "paged": lambda ids: prepare(*on_pages(ids), BM=default).run,
         BASELINE: lambda ids: prepare(*slots._replace(src_table=ids.slots), BM=default).run,
+        EARLY: lambda ids: prepare(*on_pages(ids), BM=default, may_start_early=True).run,
         f"paged, {other} rows": lambda ids: prepare(*on_pages(ids), BM=other).run,
     }
     absent = []

@@ -25,7 +25,7 @@ ARCHITECTURES = (80, 90, 100)
 """Compute capabilities times ten: A100, H100 and H200, B200."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z][A-Z0-9_.]*)[^;]*;", re.MULTILINE)
 _RESOURCE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _FLOAT_OPS = ("FADD", "FFMA", "FMUL", "FSETP", "FSEL", "FMNMX", "MUFU", "SHFL", "F2F", "F2FP", "HADD2", "HMUL2")
 
@@ -34,7 +34,8 @@ class MachineCode(NamedTuple):
     """Counts of one compiled kernel, per thread.
 
     `loads` and `stores` map the bits of one global memory access to the number of instructions; `float_ops` are the
-    floating-point, conversion and shuffle instructions. Bytes for stack, local and shared memory.
+    floating-point, conversion and shuffle instructions; `sequence` has all opcodes in order. Bytes for stack, local and
+    shared memory.
     """
 
     registers: int
@@ -46,7 +47,7 @@ class MachineCode(NamedTuple):
     loads: Counter[int]
     stores: Counter[int]
     float_ops: Counter[str]
-    opcodes: Counter[str]
+    sequence: tuple[str, ...]
 
 
 class _NamedTarget(DriverBase):  # type: ignore[misc]
@@ -104,33 +105,26 @@ def count_instructions(cubin: bytes) -> MachineCode:
         sass = _run("nvdisasm", "-c", file.name)
     if usage is None:
         raise RuntimeError("expected a resource line from cuobjdump, got none")
-    opcodes: Counter[str] = Counter()
-    loads: Counter[int] = Counter()
-    stores: Counter[int] = Counter()
-    for opcode, operands in _INSTRUCTION.findall(sass):
-        if opcode == "NOP":
-            continue
-        opcodes[opcode] += 1
+    sequence = tuple(opcode for opcode in _INSTRUCTION.findall(sass) if opcode != "NOP")
+    loads, stores, float_ops = (Counter[Any]() for _ in range(3))
+    for opcode in sequence:
         base = opcode.split(".")[0]
         if base in ("LDG", "STG"):
             (loads if base == "LDG" else stores)[_access_bits(opcode)] += 1
-        del operands
-    float_ops: Counter[str] = Counter()
-    for opcode, number in opcodes.items():
-        if opcode.split(".")[0] in _FLOAT_OPS:
-            float_ops[opcode] += number
+        if base in _FLOAT_OPS:
+            float_ops[opcode] += 1
     registers, stack, shared, local = map(int, usage.groups())
     return MachineCode(
         registers=registers,
         stack_bytes=stack,
         local_bytes=local,
         shared_bytes=shared,
-        instructions=sum(opcodes.values()),
-        barriers=sum(number for opcode, number in opcodes.items() if opcode.startswith("BAR")),
+        instructions=len(sequence),
+        barriers=sum(opcode.startswith("BAR") for opcode in sequence),
         loads=loads,
         stores=stores,
         float_ops=float_ops,
-        opcodes=opcodes,
+        sequence=sequence,
     )
 
 

@@ -89,30 +89,36 @@ def static_table(capabilities: tuple[int, ...], stock_file: Path | None) -> str:
         "warp instructions per element of state. `MB`: modelled bytes of one launch; `ids`: the tables' share of them.",
     ]
     for capability in capabilities:
+        rows = list(static_rows(capability, stock_file))
+        contiguous = {(row.state, row.variant): row for row in rows if row.variant.startswith("contiguous")}
         lines += ["", f"## sm_{capability}", "", _HEADER, _RULE]
-        lines += [_format(row) for row in static_rows(capability, stock_file)]
+        lines += [_format(row, contiguous.get((row.state, row.variant.replace("paged", "contiguous")))) for row in rows]
     return "\n".join(lines) + "\n"
 
 
 _HEADER = (
-    "| kernel | state | variant | registers | instructions | loads | stores | other loads | barriers | stack "
-    "| warp instr/element | MB | ids |"
+    "| kernel | state | variant | registers | instructions | over contiguous | loads | stores | other loads "
+    "| barriers | stack | warp instr/element | MB | ids |"
 )
-_RULE = "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+_RULE = "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 
 
-def _format(row: StaticRow) -> str:
+def _format(row: StaticRow, contiguous: StaticRow | None) -> str:
     if row.code is None or row.traffic is None:
-        return f"| {row.kernel} | {row.state} | {row.variant} | absent: {row.absent} |" + " |" * 9
+        return f"| {row.kernel} | {row.state} | {row.variant} | absent: {row.absent} |" + " |" * 10
     code, traffic = row.code, row.traffic
     other = sum(number for bits, number in code.loads.items() if bits != 128)
     per_element = "" if row.elements_per_thread is None else f"{code.instructions / row.elements_per_thread / 32:.2f}"
+    over = ""
+    if contiguous is not None and contiguous.code is not None:
+        over = f"{code.instructions / contiguous.code.instructions:.3f}"
     cells = [
         row.kernel,
         row.state,
         row.variant,
         code.registers,
         code.instructions,
+        over,
         code.loads[128],
         code.stores[128],
         other,

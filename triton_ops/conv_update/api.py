@@ -37,6 +37,7 @@ def conv_update(
     *,
     activation: Activation = "silu",
     out: torch.Tensor | None = None,
+    may_start_early: bool = False,
 ) -> torch.Tensor:
     """Advance the conv lines of a batch by one token and return the convolution's output.
 
@@ -53,6 +54,8 @@ def conv_update(
         bias: `[C]`.
         activation: "silu" or None.
         out: `[batch, C]`; may be `x`.
+        may_start_early: permission: the previous kernel on the stream writes neither `lines` nor the tables. On Hopper
+            and later this one then loads its lines while that one ends; elsewhere it changes nothing.
 
     Raises:
         ValueError: a dtype, device, shape, stride or activation that the contract excludes.
@@ -68,7 +71,7 @@ def conv_update(
     if runs_triton(x):
         from triton_ops.conv_update.kernel import prepare
 
-        prepare(lines, src_line, dst_line, x, weight, bias, activation, out).run()
+        prepare(lines, src_line, dst_line, x, weight, bias, activation, out, may_start_early=may_start_early).run()
     else:
         from triton_ops.conv_update import torch_path
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_ops.launch import Launch
+from triton_ops.launch import Launch, can_start_early
 
 
 @triton.jit(do_not_specialize_on_alignment=["src_line", "dst_line"])
@@ -38,6 +38,7 @@ def _conv_update_kernel(
     BLOCK: tl.constexpr,
     SILU: tl.constexpr,
     IN_PLACE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     batch_row = tl.program_id(1).to(tl.int64)
     first_channel = tl.program_id(0) * BLOCK
@@ -50,20 +51,28 @@ def _conv_update_kernel(
         dst = tl.load(dst_line + batch_row * DST_STRIDE).to(tl.int64)
     out_channels = out + (batch_row * OUT_STRIDE + first_channel) + c
     if (src < 0) & (dst < 0):
+        if EARLY:
+            tl.extra.cuda.gdc_wait()
         tl.store(out_channels, tl.zeros([BLOCK], dtype=out.dtype.element_ty), mask=inside)
         return
 
     read = inside & (src >= 0)
     source = lines + (src * LINE_STRIDE + first_channel * CHANNEL_STRIDE) + c * CHANNEL_STRIDE
     weights = weight + first_channel * WEIGHT_CHANNEL_STRIDE + c * WEIGHT_CHANNEL_STRIDE
-    new = tl.load(x + (batch_row * X_STRIDE + first_channel) + c, mask=inside, other=0.0).to(tl.float32)
     tap0 = tl.load(source, mask=read, other=0.0).to(tl.float32)
-    tap1 = new
-    tap2 = new
     if W > 2:
         tap1 = tl.load(source + TAP_STRIDE, mask=read, other=0.0).to(tl.float32)
     if W > 3:
         tap2 = tl.load(source + 2 * TAP_STRIDE, mask=read, other=0.0).to(tl.float32)
+    if EARLY:
+        # The lines were written a step before; x comes from the kernel that may still run.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    new = tl.load(x + (batch_row * X_STRIDE + first_channel) + c, mask=inside, other=0.0).to(tl.float32)
+    if W == 2:
+        tap1 = new
+    if W == 3:
+        tap2 = new
 
     if bias is not None:
         y = tl.load(bias + first_channel + c, mask=inside, other=0.0).to(tl.float32)
@@ -100,6 +109,7 @@ def prepare(
     *,
     BLOCK: int | None = None,
     num_warps: int = 1,
+    may_start_early: bool = False,
 ) -> Launch:
     """Return the launch for arguments that satisfy the contract of `api.conv_update`.
 
@@ -108,6 +118,7 @@ def prepare(
     batch, C = x.shape
     BLOCK = BLOCK or min(256, triton.next_power_of_2(C))
     in_place = dst_line is None
+    early = may_start_early and can_start_early()
     constants = {
         "LINE_STRIDE": lines.stride(0),
         "TAP_STRIDE": lines.stride(1),
@@ -123,6 +134,7 @@ def prepare(
         "BLOCK": BLOCK,
         "SILU": activation == "silu",
         "IN_PLACE": in_place,
+        "EARLY": early,
     }
     args = (lines, src_line, src_line if dst_line is None else dst_line, x, weight, bias, out)
-    return Launch(_conv_update_kernel, (triton.cdiv(C, BLOCK), batch, 1), args, constants, num_warps)
+    return Launch(_conv_update_kernel, (triton.cdiv(C, BLOCK), batch, 1), args, constants, num_warps, early)

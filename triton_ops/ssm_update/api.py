@@ -47,6 +47,7 @@ def ssm_update(
     *,
     z: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    may_start_early: bool = False,
 ) -> torch.Tensor:
     """Advance the states of a batch by one token and return the output of the layer.
 
@@ -66,6 +67,8 @@ def ssm_update(
         dt_bias: `[H]`.
         z: gate, `[batch, H, P]`.
         out: `[batch, H, P]`.
+        may_start_early: permission: the previous kernel on the stream writes neither `state` nor the tables. On Hopper
+            and later this one then loads its states while that one ends; elsewhere it changes nothing.
 
     Raises:
         ValueError: a dtype, device, shape, stride or table width that the contract excludes.
@@ -81,7 +84,7 @@ def ssm_update(
     if runs_triton(x):
         from triton_ops.ssm_update.kernel import prepare
 
-        prepare(state, src_table, dst_table, x, dt, A, B, C, D, dt_bias, z, out).run()
+        prepare(state, src_table, dst_table, x, dt, A, B, C, D, dt_bias, z, out, may_start_early=may_start_early).run()
     else:
         from triton_ops.ssm_update import torch_path
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triton_ops.launch import Launch
+from triton_ops.launch import Launch, can_start_early
 
 
 @triton.jit(do_not_specialize_on_alignment=["src_table", "dst_table"])
@@ -49,6 +49,7 @@ def _ssm_update_kernel(
     N: tl.constexpr,
     BM: tl.constexpr,
     IN_PLACE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     first_row = tl.program_id(0) * BM
     head = tl.program_id(1)
@@ -64,12 +65,18 @@ def _ssm_update_kernel(
         dst = tl.load(dst_table + batch_row * DST_STRIDE + member).to(tl.int64)
     out_rows = out + (batch_row * OUT_STRIDE + head * P + first_row) + m
     if (src < 0) & (dst < 0):
+        if EARLY:
+            tl.extra.cuda.gdc_wait()
         tl.store(out_rows, tl.zeros([BM], dtype=out.dtype.element_ty))
         return
 
     in_page = (head % HEADS_PER_MEMBER) * HEAD_STRIDE + first_row * N
     tile = m[:, None] * N + n[None, :]
     S = tl.load(state + (src * PAGE_STRIDE + in_page) + tile, mask=src >= 0, other=0.0).to(tl.float32)
+    if EARLY:
+        # Tables and states were written long before; the activations come from the kernel that may still run.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     step = tl.load(dt + batch_row * DT_STRIDE + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
     step = tl.where(step <= 20.0, tl.log(tl.exp(step) + 1.0), step)
@@ -115,12 +122,14 @@ def prepare(
     *,
     BM: int | None = None,
     num_warps: int = 1,
+    may_start_early: bool = False,
 ) -> Launch:
     """Return the launch for arguments that satisfy the contract of `api.ssm_update`; BM None takes `tile_rows`."""
     batch, H, P = x.shape
     _, heads_per_member, _, N = state.shape
     BM = BM or tile_rows(batch, P, N, state.element_size())
     in_place = dst_table is None
+    early = may_start_early and can_start_early()
     constants = {
         "PAGE_STRIDE": state.stride(0),
         "HEAD_STRIDE": state.stride(1),
@@ -140,7 +149,8 @@ def prepare(
         "N": N,
         "BM": BM,
         "IN_PLACE": in_place,
+        "EARLY": early,
     }
     tables = (src_table, src_table if dst_table is None else dst_table)
     args = (state, *tables, x, dt, A, B, C, D, dt_bias, z, out)
-    return Launch(_ssm_update_kernel, (P // BM, H, batch), args, constants, num_warps)
+    return Launch(_ssm_update_kernel, (P // BM, H, batch), args, constants, num_warps, early)

@@ -24,6 +24,16 @@ def assert_equal_cost(paged: MachineCode, contiguous: MachineCode) -> None:
     assert scalar_loads(paged) <= scalar_loads(contiguous) + EXTRA_LOADS
 
 
+def vector_loads_around_waits(code: MachineCode) -> list[tuple[int, int]]:
+    """Return, for every wait for the previous kernel, the 16-byte loads before and after it in the code.
+
+    There are two waits, one on the path of a padded row; the compiler may lay out either path first.
+    """
+    loads = [place for place, opcode in enumerate(code.sequence) if opcode.startswith("LDG") and "128" in opcode]
+    waits = [place for place, opcode in enumerate(code.sequence) if opcode == "ACQBULK"]
+    return [(sum(load < wait for load in loads), sum(load > wait for load in loads)) for wait in waits]
+
+
 def scalar_loads(code: MachineCode) -> int:
     """Return the loads narrower than 16 bytes."""
     return sum(number for bits, number in code.loads.items() if bits < 128)

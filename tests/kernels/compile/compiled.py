@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from bench.micro.shapes import FALCON_H1_7B, Shape, ssm_arguments
-from bench.micro.static_compile import MachineCode, compile_launch
+from bench.micro.static_compile import MachineCode, compile_with
 from triton_ops.ssm_update import kernel as ssm_kernel
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -24,6 +24,7 @@ def compiled_update(
     *,
     shape: Shape = FALCON_H1_7B,
     columns: int = 0,
+    early: bool = False,
     kernel: ModuleType = ssm_kernel,
 ) -> MachineCode:
     """Compile the update of a batch of 8, paged (two tables) or contiguous (slots of all heads, one table)."""
@@ -32,4 +33,4 @@ def compiled_update(
     pool = torch.empty((64, heads, shape.P, shape.N), dtype=dtype, device="meta")
     table = torch.empty((8, columns + shape.H // heads), dtype=torch.int32, device="meta")[:, columns:]
     arguments = ssm_arguments(shape, pool, table, table if paged else None, gate=gate)
-    return compile_launch(kernel.prepare(*arguments, BM=BM), capability)
+    return compile_with(lambda: kernel.prepare(*arguments, BM=BM, may_start_early=early).compile(), capability)

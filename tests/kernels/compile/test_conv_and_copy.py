@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench.micro.shapes import FALCON_H1_7B, conv_arguments, conv_lines, copy_arguments
-from bench.micro.static_compile import ARCHITECTURES, compile_launch
-from tests.kernels.compile.assertions import assert_within
+from bench.micro.static_compile import ARCHITECTURES, compile_launch, compile_with
+from tests.kernels.compile.assertions import assert_within, vector_loads_around_waits
 from tests.kernels.compile.budgets import CONV, COPY
 from triton_ops.conv_update.kernel import prepare
 from triton_ops.launch import Launch
@@ -33,6 +33,15 @@ def test_channel_major_lines_are_the_slow_layout() -> None:
     code = compile_launch(prepare(*conv_arguments(FALCON_H1_7B, lines, ids, ids)), 90)
     assert (code.stack_bytes, code.local_bytes) == (0, 0)
     assert code.loads[16] > 8 * CONV["bf16"].vector_loads / 2
+
+
+def test_an_early_start_loads_the_line_before_it_waits_and_x_after() -> None:
+    lines = conv_lines(FALCON_H1_7B, 64, torch.bfloat16, "meta", channel_major=False)
+    ids = torch.empty(8, dtype=torch.int32, device="meta")
+    arguments = conv_arguments(FALCON_H1_7B, lines, ids, ids)
+    code = compile_with(lambda: prepare(*arguments, may_start_early=True).compile(), 90)
+    assert_within(code, CONV["bf16"])
+    assert any(before >= 3 and after >= 1 for before, after in vector_loads_around_waits(code))
 
 
 @CAPABILITIES

@@ -6,7 +6,7 @@ import pytest
 
 from bench.micro.shapes import FALCON_H1_7B, GRANITE_4_H_MICRO
 from bench.micro.static_compile import ARCHITECTURES
-from tests.kernels.compile.assertions import assert_within
+from tests.kernels.compile.assertions import assert_within, vector_loads_around_waits
 from tests.kernels.compile.budgets import SSM
 from tests.kernels.compile.compiled import DTYPES, compiled_update
 from triton_ops.ssm_update.kernel import tile_rows
@@ -42,4 +42,16 @@ def test_another_model_keeps_its_vectors(state: str) -> None:
 def test_the_columns_of_a_later_group_compile_to_the_same_code() -> None:
     """A table view that starts at an odd column is not 16-byte aligned; it must not become another kernel."""
     first, later = (compiled_update(90, "bf16", 4, False, paged=True, columns=columns) for columns in (0, 3))
-    assert first.opcodes == later.opcodes
+    assert first.sequence == later.sequence
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_an_early_start_loads_the_state_before_it_waits_and_the_activations_after(capability: int) -> None:
+    early = compiled_update(capability, "bf16", 4, True, paged=True, early=True)
+    assert_within(early, SSM["bf16", 4, True])
+    assert (4, 2) in vector_loads_around_waits(early)
+
+
+def test_no_early_start_before_hopper() -> None:
+    ordinary, early = (compiled_update(80, "bf16", 4, True, paged=True, early=early) for early in (False, True))
+    assert early.sequence == ordinary.sequence
