@@ -16,6 +16,7 @@ import msgspec
 from sgl_hybrid.errors import SettingError
 
 ORGANIZATION_NAMES = ("s0", "s1", "s2", "d0")
+SLAB_RECLAIM = ("invalidate", "migrate")
 ENVIRONMENT_PREFIX = "SGLANG_HYBRID_"
 CPU_PLATFORM = "sgl_hybrid_cpu"
 """Value of `SGLANG_PLATFORM` that asks for the CPU reference platform."""
@@ -66,6 +67,12 @@ FLAGS: tuple[Flag, ...] = (
         "N",
         "Tokens between the positions where recurrent state may be saved. Default: 512 (s0, s1, s2) or 1792 (d0).",
     ),
+    Flag(
+        "slab-reclaim",
+        "{invalidate,migrate}",
+        "How s2 takes back a slab of conv slots: invalidate the cached checkpoints in it (default), or move their conv "
+        "states into other slabs where there is room.",
+    ),
 )
 
 
@@ -82,6 +89,7 @@ class MemorySettings(msgspec.Struct, frozen=True):
     d0_attention_fraction: float | str | None = None
     page_tokens: int | None = None
     checkpoint_interval: int | None = None
+    slab_reclaim: str | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> MemorySettings | None:
@@ -108,6 +116,12 @@ class MemorySettings(msgspec.Struct, frozen=True):
             )
         if "d0_attention_fraction" in given and name != "d0":
             raise SettingError(f"--d0-attention-fraction: expected --memory-org d0 with it, got {name}")
+        reclaim = given.get("slab_reclaim")
+        if reclaim is not None and (name != "s2" or reclaim not in SLAB_RECLAIM):
+            raise SettingError(
+                f"--slab-reclaim: expected {' or '.join(SLAB_RECLAIM)} with --memory-org s2, "
+                f"got {reclaim!r} with {name}"
+            )
         budget = given.get("memory_budget")
         return cls(
             memory_org=name,
@@ -115,6 +129,7 @@ class MemorySettings(msgspec.Struct, frozen=True):
             d0_attention_fraction=_fraction(given.get("d0_attention_fraction")),
             page_tokens=_tokens("--page-tokens", given.get("page_tokens")),
             checkpoint_interval=_tokens("--checkpoint-interval", given.get("checkpoint_interval")),
+            slab_reclaim=None if reclaim is None else str(reclaim),
         )
 
     @classmethod

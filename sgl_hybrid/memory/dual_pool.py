@@ -116,10 +116,10 @@ class DualPoolLedger:
                     f"expected {self.units[pool]} units"
                 )
 
-    def snapshot(self) -> dict[str, object]:
-        """The counters as plain values, for `/server_info` and for metrics."""
-        return {
-            "steps": self.steps,
-            "stranded_byte_fraction": self.stranded_fraction,
-            "checks": {pool.value: msgspec.structs.asdict(self.counts[pool]) for pool in Pool},
-        }
+    def snapshot(self, shared: bool) -> dict[str, object]:
+        """The counters as plain values, for `/server_info` and for metrics. A shared pool strands nothing by
+        construction: the field is absent there, not zero."""
+        checks = {pool.value: msgspec.structs.asdict(self.counts[pool]) for pool in Pool}
+        if shared:
+            return {"checks": checks}
+        return {"steps": self.steps, "stranded_byte_fraction": self.stranded_fraction, "checks": checks}

@@ -20,6 +20,9 @@ from sgl_hybrid.errors import SettingError
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import MemoryPlan, plan_from_arguments
 
+RADIX_BACKEND = "sgl_hybrid"
+"""Name under which the organizations' prefix cache is registered (see `factory`)."""
+
 
 def add_arguments(result: None, parser: argparse.ArgumentParser) -> None:
     """After `ServerArgs.add_cli_args`: add the plugin's group. Values stay text; `MemorySettings` checks them."""
@@ -111,9 +114,10 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
     for name in ("enable_unified_memory", "enable_hierarchical_cache", "enable_int8_mamba_checkpoint"):
         _require(values, name, False, "--memory-org")
     _require(values, "speculative_algorithm", None, "--memory-org")
+    _require(values, "radix_cache_backend", RADIX_BACKEND, "--memory-org", unset=(None,))
     if plan.units is not None:
         values["max_total_tokens"] = plan.num_attention_tokens
-        values["max_mamba_cache_size"] = plan.units.num_checkpoints
+        values["max_mamba_cache_size"] = plan.num_checkpoints
 
 
 def _require(values: MutableMapping[str, Any], name: str, wanted: Any, flag: str, unset: tuple[Any, ...] = ()) -> None:

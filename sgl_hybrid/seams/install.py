@@ -35,18 +35,16 @@ def cpu_operators() -> None:
 
 
 def memory(wanted: MemorySettings) -> None:
-    """Install every seam of the memory organizations in this process, once.
+    """Install every seam of the memory organizations in this process. Called again with other settings (environment
+    forms first, then the command line), the later ones count; the seams read them when the pools are sized.
 
     Raises:
-        SettingError: another SGLang version, a seam that does not fit, or other settings installed before.
+        SettingError: another SGLang version, or a seam that does not fit.
     """
     global _settings
-    if _settings == wanted:
-        return
-    if _settings is not None:
-        raise SettingError(f"expected one memory organization per process, got {_settings} and {wanted}")
-    from sgl_hybrid.seams import admission, compat, hooks, mamba_backend, pools, status
+    from sgl_hybrid.seams import admission, compat, factory, hooks, mamba_backend, pools, status
 
     compat.check_version()
+    factory.register()
     hooks.apply((*pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *status.SEAMS))
     _settings = wanted

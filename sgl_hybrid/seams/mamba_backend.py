@@ -1,10 +1,9 @@
 """The Mamba2 backend of the memory organizations: SGLang's projections and norms around the operators of `triton_ops`.
 
-Prefill scans start at the request's absolute position and hand out the state at the tracked boundary, wherever a chunk
-of the prompt began. Decode updates the states in place and copies the rows that have just reached a boundary.
-
-On a device other than the CPU SGLang's own kernels run instead (`Mamba2AttnBackend.forward`); they find a tracked
-boundary only where it lies a whole number of kernel chunks behind the chunk's start.
+Prefill gathers the states it continues from once, scans from the request's absolute position, and scatters the final
+states and those at tracked boundaries. Decode reads a state through the table row of the slot that holds it and writes
+through the row of the slot that is to hold it: its own, or at a boundary the tracking slot, from where the next step
+goes on. Nothing else copies a state.
 
 Source: SGLang 0.5.23, `sglang/srt/layers/attention/hybrid_linear_attn_backend.py` and `mamba/mamba.py`.
 """
@@ -16,67 +15,106 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
+from sgl_hybrid.memory.organization import RecurrentAddress
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
 from triton_ops.conv_scan.api import conv_scan
-from triton_ops.conv_update import torch_path as conv_update
+from triton_ops.conv_update import torch_path as conv_path
 from triton_ops.ssm_scan.api import ssm_scan
-from triton_ops.ssm_update import torch_path as ssm_update
+from triton_ops.ssm_update import torch_path as ssm_path
+
+
+class Rows(NamedTuple):
+    """Table rows of some slots. members: [num, groups * M] int64 pages; lines: [num, conv_columns] int64."""
+
+    members: torch.Tensor
+    lines: torch.Tensor
 
 
 class PrefillPlan(NamedTuple):
-    """What a prefill batch does with states, the same for every layer.
+    """What the prefill rows of a batch do with states, the same for every layer.
 
-    starts: tokens each sequence has consumed. rows: packed rows, num_seqs + 1. slots: [num_seqs] state slots.
-    fresh: [num_seqs] bool, sequences without a state. captures: (sequence, absolute boundary) whose state is kept in
-    the slot of the same position in capture_slots.
+    starts: tokens each sequence has consumed. row_ends: packed rows, num_seqs + 1. read: rows of the slots to continue
+    from; fresh: [num_seqs] bool, sequences without a state (None if there is none). write: rows of the sequences' own
+    slots. captures: (sequence, absolute boundary) whose state goes to the slot of the same position in `kept`.
     """
 
     starts: list[int]
-    rows: list[int]
-    slots: torch.Tensor
-    fresh: torch.Tensor
+    row_ends: list[int]
+    read: Rows | None
+    fresh: torch.Tensor | None
+    write: Rows
     captures: list[tuple[int, int]]
-    capture_slots: torch.Tensor
+    kept: Rows
+
+
+class DecodePlan(NamedTuple):
+    """Rows of the slots that decode reads from and writes to."""
+
+    read: Rows
+    write: Rows
 
 
 class BoundaryMamba2Backend(Mamba2AttnBackend):
-    """`Mamba2AttnBackend` whose prefill tracks absolute boundaries (see the module)."""
+    """`Mamba2AttnBackend` over member and line tables (see the module)."""
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self.grid_tokens = process.served().plan.layout.checkpoint_interval
-        self.on_cpu = torch.device(self.device).type == "cpu"
+        self.memory = process.served().memory
+        self.layout = self.memory.layout
+        self.source = self.req_to_token_pool.mamba_pool.source
         self.prefill_plan: PrefillPlan | None = None
+        self.decode_plan: DecodePlan | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self.prefill_plan = None
-        if self.on_cpu and self.forward_metadata.num_prefills > 0:
-            self.prefill_plan = self._plan_prefill(forward_batch)
+        self.memory.pool.update_tables(self.memory.store)
+        metadata = self.forward_metadata
+        self.prefill_plan = self._plan_prefill(forward_batch, metadata.num_prefills) if metadata.num_prefills else None
+        self.decode_plan = self._plan_decode(forward_batch, metadata.num_decodes) if metadata.num_decodes else None
 
-    def _init_track_conv_indices(self, *args: Any) -> torch.Tensor | None:
-        return None if self.on_cpu else super()._init_track_conv_indices(*args)
+    def _init_track_conv_indices(self, *args: Any) -> None:
+        """Boundaries are tracked by `PrefillPlan.captures`."""
 
-    def _init_track_ssm_indices(self, *args: Any) -> tuple[torch.Tensor | None, ...]:
-        return (None,) * 9 if self.on_cpu else super()._init_track_ssm_indices(*args)
+    def _init_track_ssm_indices(self, *args: Any) -> tuple[None, ...]:
+        return (None,) * 9
 
-    def _plan_prefill(self, forward_batch: Any) -> PrefillPlan:
-        num_prefills = self.forward_metadata.num_prefills
+    def _rows(self, slots: torch.Tensor) -> Rows:
+        pool = self.memory.pool
+        return Rows(pool.member_table[slots].to(torch.int64), pool.conv_line[slots].to(torch.int64))
+
+    def _plan_prefill(self, forward_batch: Any, num_prefills: int) -> PrefillPlan:
         starts = [int(start) for start in forward_batch.extend_prefix_lens_cpu[:num_prefills]]
-        rows = [0]
+        row_ends = [0]
         for length in forward_batch.extend_seq_lens_cpu[:num_prefills]:
-            rows.append(rows[-1] + int(length))
+            row_ends.append(row_ends[-1] + int(length))
         slots = self.forward_metadata.mamba_cache_indices[:num_prefills].to(torch.int64)
         captures: list[tuple[int, int]] = []
-        capture_slots = slots[:0]
+        kept = slots[:0]
         if self.forward_metadata.has_mamba_track_mask:
             tracked = forward_batch.mamba_track_mask[:num_prefills].nonzero().flatten()
             lengths = forward_batch.mamba_track_seqlens[:num_prefills].tolist()
-            captures = [(row, lengths[row] // self.grid_tokens * self.grid_tokens) for row in tracked.tolist()]
-            capture_slots = forward_batch.mamba_track_indices[:num_prefills][tracked].to(torch.int64)
-        fresh = torch.tensor([start == 0 for start in starts])
-        return PrefillPlan(starts, rows, slots, fresh, captures, capture_slots)
+            grid = self.layout.checkpoint_interval
+            captures = [(row, lengths[row] // grid * grid) for row in tracked.tolist()]
+            kept = forward_batch.mamba_track_indices[:num_prefills][tracked].to(torch.int64)
+        read = fresh = None
+        if any(starts):
+            read = self._rows(self.source[slots])
+            fresh = torch.tensor([start == 0 for start in starts], device=slots.device)
+        self.source[slots] = slots
+        self.source[kept] = kept
+        return PrefillPlan(starts, row_ends, read, fresh, self._rows(slots), captures, self._rows(kept))
+
+    def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
+        slots = self.forward_metadata.mamba_cache_indices[-num_decodes:].to(torch.int64)
+        read, written = self.source[slots], slots
+        if forward_batch.mamba_track_mask is not None:
+            mask = forward_batch.mamba_track_mask[-num_decodes:]
+            kept = self.forward_metadata.mamba_track_indices[-num_decodes:].to(torch.int64)
+            written = torch.where(mask, kept, slots)
+            self.source[written] = written
+        self.source[slots] = written
+        return DecodePlan(self._rows(read), self._rows(written))
 
     def forward(
         self,
@@ -89,99 +127,123 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         use_triton_causal_conv: bool = False,
     ) -> torch.Tensor:
         """Run one Mamba2 layer. hidden_states: [num_tokens, hidden]; the result has its shape, in `output` too."""
-        if not self.on_cpu:
-            return super().forward(
-                mixer, hidden_states, output, layer_id, forward_batch, mup_vector, use_triton_causal_conv
-            )
         metadata = self.forward_metadata
-        cache = self.req_to_token_pool.mamba2_layer_cache(layer_id)
         projected, _ = mixer.in_proj(hidden_states)
         if mup_vector is not None:
             projected = projected * mup_vector
-        inner = mixer.intermediate_size // mixer.tp_size
-        channels = mixer.conv_dim // mixer.tp_size
+        inner, channels = mixer.intermediate_size // mixer.tp_size, mixer.conv_dim // mixer.tp_size
         gate, mixed, dt = projected.split([inner, channels, mixer.num_heads // mixer.tp_size], dim=-1)
         out = torch.empty((projected.shape[0], inner), dtype=hidden_states.dtype, device=hidden_states.device)
         num_prefill, num_decode = metadata.num_prefill_tokens, metadata.num_decodes
         out[num_prefill + num_decode :].zero_()
-        if num_prefill:
-            self._prefill(mixer, cache, mixed[:num_prefill], dt[:num_prefill], out[:num_prefill])
-        if num_decode:
+        layer = Layer(self, mixer, layer_id)
+        if self.prefill_plan is not None:
+            layer.prefill(self.prefill_plan, mixed[:num_prefill], dt[:num_prefill], out[:num_prefill])
+        if self.decode_plan is not None:
             rows = slice(num_prefill, num_prefill + num_decode)
-            self._decode(mixer, cache, mixed[rows], dt[rows], out[rows], forward_batch)
+            layer.decode(self.decode_plan, mixed[rows], dt[rows], out[rows])
         result, _ = mixer.out_proj(mixer.norm(out, gate))
         if output is not None:
             output[: result.shape[0]].copy_(result)
         return result
 
-    def _prefill(self, mixer: Any, cache: Any, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
-        plan, windows, states = self.prefill_plan, cache.conv[0], cache.temporal
+
+class Layer:
+    """One Mamba2 layer's operators on one layer's states."""
+
+    def __init__(self, backend: BoundaryMamba2Backend, mixer: Any, layer_id: int) -> None:
+        pool = backend.memory.pool
+        self.mixer = mixer
+        self.members: torch.Tensor = pool.ssm_members(layer_id)
+        self.lines: torch.Tensor = pool.conv_lines(layer_id)
+        address: RecurrentAddress = backend.layout.recurrent_slot(layer_id)
+        self.columns = slice(address.first_member, address.first_member + backend.layout.members)
+        self.line_column = address.conv_column
+        self.grid_tokens = backend.layout.checkpoint_interval
+        self.weight = mixer.conv1d.weight.squeeze(1)
+        self.silu = mixer.activation == "silu"
+
+    def prefill(self, plan: PrefillPlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
+        """mixed: [T, channels] before the convolution; dt: [T, H]; out: [T, H * P], written."""
         position = {
-            "query_start_loc": plan.rows,
+            "query_start_loc": plan.row_ends,
             "start_positions": plan.starts,
             "grid_tokens": self.grid_tokens,
             "captures": plan.captures,
         }
-        started = not bool(plan.fresh.all())
         convolved = conv_scan(
             mixed,
-            mixer.conv1d.weight.squeeze(1),
-            mixer.conv1d.bias,
-            window_dtype=windows.dtype,
-            silu=mixer.activation == "silu",
-            initial_windows=_initial(windows, plan) if started else None,
+            self.weight,
+            self.mixer.conv1d.bias,
+            window_dtype=self.lines.dtype,
+            silu=self.silu,
+            initial_windows=None if plan.read is None else _clear(self.lines[self._line(plan.read)], plan.fresh),
             **position,
         )
-        x, B, C = _split(mixer, convolved.out)
+        x, B, C = _split(self.mixer, convolved.out)
         scanned = ssm_scan(
             x,
             dt,
-            mixer.A,
+            self.mixer.A,
             B,
             C,
-            state_dtype=states.dtype,
-            D=mixer.D,
-            dt_bias=mixer.dt_bias,
-            initial_states=_initial(states, plan) if started else None,
-            out=out.view(out.shape[0], -1, mixer.head_dim),
+            state_dtype=self.members.dtype,
+            D=self.mixer.D,
+            dt_bias=self.mixer.dt_bias,
+            initial_states=None if plan.read is None else _clear(self._gather(plan.read), plan.fresh),
+            out=out.view(out.shape[0], -1, self.mixer.head_dim),
             **position,
         )
-        windows[plan.slots] = convolved.final_windows
-        states[plan.slots] = scanned.final_states
-        windows[plan.capture_slots] = convolved.captured_windows
-        states[plan.capture_slots] = scanned.captured_states
+        for rows, windows, states in (
+            (plan.write, convolved.final_windows, scanned.final_states),
+            (plan.kept, convolved.captured_windows, scanned.captured_states),
+        ):
+            if states.shape[0]:
+                self.lines[self._line(rows)] = windows
+                pages = rows.members[:, self.columns].reshape(-1)
+                self.members[pages] = states.view(len(pages), *self.members.shape[1:])
 
-    def _decode(
-        self, mixer: Any, cache: Any, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor, forward_batch: Any
-    ) -> None:
-        windows, states = cache.conv[0], cache.temporal
-        num_decode = mixed.shape[0]
-        slots = self.forward_metadata.mamba_cache_indices[-num_decode:].to(torch.int64)
+    def decode(self, plan: DecodePlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
+        """One token per row; shapes as `prefill` with T rows."""
         convolved = torch.empty_like(mixed)
-        conv_update.update_slots(
-            windows,
+        conv_path.update_lines(
+            self.lines,
             mixed,
-            mixer.conv1d.weight.squeeze(1),
-            mixer.conv1d.bias,
-            slots,
-            silu=mixer.activation == "silu",
+            self.weight,
+            self.mixer.conv1d.bias,
+            self._line(plan.read),
+            self._line(plan.write),
+            silu=self.silu,
             out=convolved,
         )
-        x, B, C = _split(mixer, convolved)
-        inputs = ssm_update.StepInputs(x, dt, mixer.A, B, C, mixer.D, None, mixer.dt_bias)
-        ssm_update.update_slots(states, inputs, slots, out=out.view(num_decode, -1, mixer.head_dim))
-        if forward_batch.mamba_track_mask is not None:
-            tracked = forward_batch.mamba_track_mask[-num_decode:].nonzero().flatten()
-            if tracked.numel():
-                kept = self.forward_metadata.mamba_track_indices[-num_decode:][tracked].to(torch.int64)
-                windows[kept] = windows[slots[tracked]]
-                states[kept] = states[slots[tracked]]
+        x, B, C = _split(self.mixer, convolved)
+        ssm_path.ssm_update(
+            self.members,
+            plan.read.members[:, self.columns],
+            plan.write.members[:, self.columns],
+            x,
+            dt,
+            self.mixer.A,
+            B,
+            C,
+            self.mixer.D,
+            self.mixer.dt_bias,
+            None,
+            out.view(out.shape[0], -1, self.mixer.head_dim),
+        )
+
+    def _line(self, rows: Rows) -> torch.Tensor:
+        return rows.lines[:, self.line_column]
+
+    def _gather(self, rows: Rows) -> torch.Tensor:
+        """The states of some rows as one tensor [num, H, P, N]; a copy."""
+        members = self.members[rows.members[:, self.columns]]
+        return members.flatten(1, 2)
 
 
-def _initial(pool: torch.Tensor, plan: PrefillPlan) -> torch.Tensor:
-    """Gather the states that the sequences continue from; a fresh sequence starts from zeros, not from its slot."""
-    gathered = pool[plan.slots]
-    gathered[plan.fresh] = 0
+def _clear(gathered: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    """Zero the states of sequences that have none: a fresh slot may hold what its last owner left."""
+    gathered[fresh] = 0
     return gathered
 
 
@@ -199,6 +261,6 @@ SEAMS: tuple[Seam, ...] = (
         "replace",
         BoundaryMamba2Backend,
         (),
-        "states are tracked at absolute boundaries and read from the organization's pools",
+        "states are read and written through the tables of the organization",
     ),
 )

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams import install, process
 from sgl_hybrid.seams.flags import exit_with
 from sgl_hybrid.seams.hooks import Seam
-from sgl_hybrid.seams.sizing import plan_from_model
+from sgl_hybrid.seams.sizing import STATE_SLOTS_PER_REQUEST, plan_from_model
 
 
 def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_memory: float) -> Any:
@@ -35,29 +36,57 @@ def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_
     except SettingError as error:
         exit_with(error)
     get_context().override(
-        "sgl_hybrid.plan",
-        max_mamba_cache_size=plan.units.num_checkpoints,
-        max_total_tokens=plan.num_attention_tokens,
+        "sgl_hybrid.plan", max_mamba_cache_size=plan.num_checkpoints, max_total_tokens=plan.num_attention_tokens
     )
+    parameters = self.mambaish_config.mamba2_cache_params
+    memory = StateMemory(
+        plan.units,
+        device=self.device,
+        kv_dtype=self.kv_cache_dtype,
+        ssm_dtype=parameters.dtype.temporal,
+        conv_dtype=parameters.dtype.conv,
+    )
+    process.start(plan, memory)
     configurator = create_memory_pool_configurator(self)
     config = configurator.calculate_pool_sizes_from_max_tokens(plan.num_attention_tokens, get_schedule().page_size)
     config.max_running_requests = self.resolve_max_num_reqs(config.max_total_num_tokens)
     config = configurator.finalize_with_max_running_requests(config)
     config.mem_fraction_static = get_schedule().mem_fraction_static
-    process.start(plan)
     return config
 
 
+def state_slots_per_request(self: Any) -> int:
+    """Replace `KVCacheConfigurator._calculate_mamba_ratio`: SGLang caps running requests by slots over this number."""
+    return STATE_SLOTS_PER_REQUEST
+
+
 def build_request_pool(original: Callable[..., Any], self: Any, **sizes: Any) -> Any:
-    """Around `KVCacheConfigurator._build_hybrid_req_pool`: composites and a guarded slot list."""
+    """Around `KVCacheConfigurator._build_hybrid_req_pool`: states behind tables, slots that are checkpoints."""
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
-    from sgl_hybrid.seams.state_pool import CompositePool, StateSlotAllocator
+    from sgl_hybrid.seams.allocators import CheckpointSlots
+    from sgl_hybrid.seams.state_pool import TableStatePool
 
-    HybridReqToTokenPool.mamba_pool_cls = CompositePool
+    HybridReqToTokenPool.mamba_pool_cls = TableStatePool
     pool = original(self, **sizes)
-    pool.mamba_allocator = StateSlotAllocator(size=pool.mamba_pool.size, device=pool.device)
+    pool.mamba_allocator = CheckpointSlots(process.served().memory, pool.device)
     return pool
+
+
+def full_pool_class(self: Any, **classes: Any) -> type:
+    """Replace `KVCacheConfigurator._hybrid_full_attention_pool_class`: attention KV lies in the planes."""
+    from sgl_hybrid.seams.state_pool import PlaneKVPool
+
+    return PlaneKVPool
+
+
+def build_token_allocator(self: Any, *, token_to_kv_pool: Any, **options: Any) -> Any:
+    """Replace `KVCacheConfigurator._build_token_to_kv_pool_allocator`: token ids are blocks of the page allocator."""
+    from sgl_hybrid.seams.allocators import BlockAllocator
+
+    return BlockAllocator(
+        process.served().memory, dtype=self.kv_cache_dtype, device=self.device, kvcache=token_to_kv_pool
+    )
 
 
 def checkpoint_grid(original: Callable[..., int], server_args: Any) -> int:
@@ -112,7 +141,28 @@ SEAMS: tuple[Seam, ...] = (
         "around",
         build_request_pool,
         ("max_num_reqs", "extra_max_context_len"),
-        "states live in composites",
+        "state slots are checkpoints",
+    ),
+    Seam(
+        f"{_CONFIGURATOR}._calculate_mamba_ratio",
+        "replace",
+        state_slots_per_request,
+        (),
+        "running requests are capped by the slots they hold",
+    ),
+    Seam(
+        f"{_CONFIGURATOR}._hybrid_full_attention_pool_class",
+        "replace",
+        full_pool_class,
+        ("mha_pool_class", "mla_pool_class", "dsa_pool_class"),
+        "attention KV lies in the planes of the organization",
+    ),
+    Seam(
+        f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator",
+        "replace",
+        build_token_allocator,
+        ("sizes", "token_to_kv_pool"),
+        "token ids are blocks of the organization's pages",
     ),
     Seam(
         "sglang.srt.arg_groups.overrides.mamba_cache_chunk_size",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from typing import NamedTuple
 
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
 from sgl_hybrid.memory.dual_pool import DualPoolLedger, Pool
+from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams.sizing import MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -17,24 +20,26 @@ class Served(NamedTuple):
     """The plan and its counters."""
 
     plan: MemoryPlan
+    memory: StateMemory
     ledger: DualPoolLedger
+    evictions: Counter[str]
 
 
 _served: Served | None = None
 
 
-def start(plan: MemoryPlan) -> None:
-    """Begin to serve `plan` in this process and log it in one line."""
+def start(plan: MemoryPlan, memory: StateMemory) -> None:
+    """Begin to serve `plan` from `memory` in this process and log it in one line."""
     global _served
-    geometry, layout, units = plan.geometry, plan.layout, plan.units
+    layout = plan.layout
     ledger = DualPoolLedger(
-        units={Pool.ATTENTION: units.num_attention_pages, Pool.RECURRENT: units.num_checkpoints},
+        units={Pool.ATTENTION: memory.pages.num_pages, Pool.RECURRENT: memory.store.num_virtual},
         unit_bytes={
-            Pool.ATTENTION: layout.page_tokens * geometry.kv_token_bytes * len(geometry.attention_layers),
-            Pool.RECURRENT: geometry.composite_bytes * len(geometry.recurrent_layers),
+            Pool.ATTENTION: attention_unit_total_bytes(layout),
+            Pool.RECURRENT: checkpoint_unit_total_bytes(layout),
         },
     )
-    _served = Served(plan, ledger)
+    _served = Served(plan, memory, ledger, Counter())
     logger.info("sgl_hybrid memory organization: %s", json.dumps(plan.describe(), sort_keys=True))
 
 

@@ -16,12 +16,9 @@ from sgl_hybrid.memory.budget import Units, minimum_budget, parse_budget, plan_u
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import Layout, layout_for
 
-STATE_SLOTS_PER_REQUEST = 4
-"""State slots that one running request may need at once with SGLang's tracking: its state, its tracked checkpoint, the
-next one while it crosses a boundary, and the locked checkpoint it started from.
-Source: SGLang 0.5.23, `KVCacheConfigurator._calculate_mamba_ratio`."""
-
-SERVED_ORGANIZATIONS = ("d0",)
+STATE_SLOTS_PER_REQUEST = 2
+"""State slots that a running request holds: its state and its tracked checkpoint. A third, while it crosses a boundary,
+and the cached checkpoint it starts from are taken only if there is room."""
 
 
 class MemoryPlan(NamedTuple):
@@ -34,8 +31,15 @@ class MemoryPlan(NamedTuple):
 
     @property
     def num_attention_tokens(self) -> int:
-        """Tokens that the attention pool holds."""
-        return self.units.num_attention_pages * self.layout.page_tokens
+        """Tokens that the attention pool holds, or a shared pool if it held nothing else."""
+        return max(self.units.num_pages, self.units.num_attention_pages) * self.layout.page_tokens
+
+    @property
+    def num_checkpoints(self) -> int:
+        """Checkpoints that the recurrent pool holds, or a shared pool if it held nothing else."""
+        if not self.layout.shared:
+            return self.units.num_checkpoints
+        return capacity(self.layout, self.units.num_pages)
 
     def describe(self) -> dict[str, Any]:
         """The organization, its geometry and its units as plain values, for the log line and `/server_info`."""
@@ -61,6 +65,7 @@ def unit_counts(units: Units) -> dict[str, Any]:
     return {
         "budget": units.budget.text,
         "budget_bytes": units.budget.total_bytes,
+        "pages": units.num_pages,
         "attention_pages": units.num_attention_pages,
         "checkpoints": units.num_checkpoints,
         "attention_fraction": units.attention_fraction,
@@ -147,17 +152,17 @@ def make_plan(
     Raises:
         SettingError: the geometry cannot divide, or the budget is too small.
     """
-    if settings.memory_org not in SERVED_ORGANIZATIONS:
-        raise SettingError(
-            f"--memory-org: expected an organization that the server has ({', '.join(SERVED_ORGANIZATIONS)}), got "
-            f"{settings.memory_org}: it can be planned with 'python -m sgl_hybrid plan' but not served yet"
-        )
     layout = layout_for(
         settings.memory_org,
         geometry,
         page_tokens=settings.page_tokens,
         checkpoint_interval=settings.checkpoint_interval,
     )
+    if layout.attention_groups > 1:
+        raise SettingError(
+            f"--memory-org: expected a model whose attention layers fit one group of planes, got "
+            f"{layout.attention_groups} groups in {layout.planes} planes; nearest: d0"
+        )
     text = settings.memory_budget if available_bytes is None else str(available_bytes)
     if text is None:
         return MemoryPlan(settings, geometry, layout, None)
@@ -210,3 +215,11 @@ def _override_arguments(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
     text = values.get("json_model_override_args")
     return json.loads(text) if text else None
+
+
+def capacity(layout: Layout, num_pages: int) -> int:
+    """Checkpoints that fit into an empty shared pool."""
+    from sgl_hybrid.memory.checkpoints import CheckpointStore
+    from sgl_hybrid.memory.pages import PageAllocator
+
+    return CheckpointStore(layout, PageAllocator(num_pages)).num_virtual

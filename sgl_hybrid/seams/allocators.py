@@ -1,0 +1,203 @@
+"""SGLang's token and state-slot allocators over the pages and checkpoints of an organization.
+
+A token id is the row of the token in the planes: page * pitch + position in the page. In an organization whose pages
+are longer than a block (S0) the pitch is larger than the block, and ids have gaps that SGLang never meets: it takes
+ids, hands them back and compares the position of a request with the block length, but does no arithmetic on ids beyond
+one block.
+
+A state slot is a virtual checkpoint id; its members and conv state are taken and returned as a whole.
+
+Source: SGLang 0.5.23, `sglang/srt/mem_cache/allocator/base.py`, `paged.py` and `mamba.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+
+from sgl_hybrid.errors import CapacityError
+from sgl_hybrid.memory.pages import PageKind
+from sgl_hybrid.memory.state_memory import StateMemory
+
+
+class BlockAllocator(BaseTokenToKVPoolAllocator):
+    """Token ids in blocks of `page_size` tokens, one block a page of the organization."""
+
+    def __init__(self, memory: StateMemory, *, dtype: torch.dtype, device: str, kvcache: Any) -> None:
+        self.memory = memory
+        self.pitch = memory.layout.tokens_per_page_pitch
+        super().__init__(0, memory.layout.page_tokens, dtype, device, kvcache, need_sort=False)
+        self.free_group = None
+
+    @property
+    def size(self) -> int:
+        """Tokens in free and attention pages. In a shared pool it falls while states hold pages."""
+        pages = self.memory.pages
+        return (pages.num_free + pages.count(PageKind.ATTENTION)) * self.page_size
+
+    @size.setter
+    def size(self, value: int) -> None:
+        """Ignored: the base class writes here, but the size follows from the pages."""
+
+    def available_size(self) -> int:
+        return self.memory.pages.num_free * self.page_size
+
+    def get_all_free_pages(self) -> None:
+        """None: there is no tensor of free pages."""
+        return
+
+    def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> Any:
+        """SGLang's budget of one prefill pass; in a shared pool cached checkpoints are part of it."""
+        from sgl_hybrid.seams.admission import SharedPrefillBudget
+
+        if not self.memory.shared or not tree_cache.supports_mamba():
+            return super().create_prefill_budget(tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+        return SharedPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        pages = self._take(-(-need_size // self.page_size))
+        return None if pages is None else self._tensor(self._block_ids(pages)[:need_size])
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+        num_new_pages: int | None = None,
+    ) -> torch.Tensor | None:
+        """Ids of the new tokens of each request, in order: the rest of its last block, then new blocks; None if short.
+
+        prefix_lens_cpu, seq_lens_cpu: [batch] int64. last_loc: [batch] int64, id of the last token held, -1 if none.
+        """
+        prefixes, lengths, last = prefix_lens_cpu.tolist(), seq_lens_cpu.tolist(), last_loc.tolist()
+        counts = [
+            -(-length // self.page_size) - -(-prefix // self.page_size)
+            for prefix, length in zip(prefixes, lengths, strict=True)
+        ]
+        pages = self._take(sum(counts))
+        if pages is None:
+            return None
+        parts, taken = [], 0
+        for prefix, length, count, loc in zip(prefixes, lengths, counts, last, strict=True):
+            in_block = min(-prefix % self.page_size, length - prefix)
+            parts.append(np.arange(loc + 1, loc + 1 + in_block))
+            parts.append(self._block_ids(pages[taken : taken + count])[: length - prefix - in_block])
+            taken += count
+        return self._tensor(np.concatenate(parts))
+
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        """One id per request: the next of its block, or the first of a new one; None if short."""
+        opens = (seq_lens_cpu.numpy() - 1) % self.page_size == 0
+        pages = self._take(int(opens.sum()))
+        if pages is None:
+            return None
+        ids = last_loc.cpu().numpy() + 1
+        ids[opens] = np.array(pages, dtype=np.int64) * self.pitch
+        return self._tensor(ids)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Return the pages that hold these ids; a page is returned whole."""
+        if free_index.numel() == 0:
+            return
+        if self.free_group is not None:
+            self.free_group.append(self._copy_for_free_group(free_index))
+            return
+        self._give_back(np.unique(free_index.cpu().numpy() // self.pitch).tolist())
+
+    def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        if free_index.numel() == 0:
+            return
+        if start_pos % self.page_size:
+            raise ValueError(f"expected a segment that starts at a multiple of {self.page_size}, got {start_pos}")
+        self.free(free_index[:: self.page_size])
+
+    def clear(self) -> None:
+        self.free_group = None
+        self._give_back(self.memory.pages.held(PageKind.ATTENTION))
+
+    def verify_byte_accounting(self) -> list[str]:
+        """Every ledger of the organization, at idle; the violation found, if any."""
+        try:
+            self.memory.check()
+        except AssertionError as error:
+            return [str(error)]
+        return []
+
+    def max_new_tokens_for_memory(
+        self,
+        input_tokens: int,
+        max_new_tokens: int,
+        *,
+        token_capacity: int,
+        sliding_window_size: int | None,
+        chunk_size: int | None,
+    ) -> int | None:
+        """Clip generation to what an otherwise empty pool holds beside the states of one request; None if its prompt
+        cannot fit."""
+        blocks = self.memory.pages.num_pages - 2 * self.memory.pages_per_checkpoint
+        room = blocks * self.page_size - input_tokens
+        return None if room < 1 else min(max_new_tokens, room)
+
+    def _take(self, count: int) -> list[int] | None:
+        try:
+            return self.memory.pages.take(PageKind.ATTENTION, count)
+        except CapacityError:
+            return None
+
+    def _give_back(self, pages: list[int]) -> None:
+        self.memory.pages.give_back(pages, kind=PageKind.ATTENTION)
+
+    def _block_ids(self, pages: Iterable[int]) -> np.ndarray:
+        starts = np.fromiter(pages, dtype=np.int64) * self.pitch
+        return (starts[:, None] + np.arange(self.page_size)).reshape(-1)
+
+    def _tensor(self, ids: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)).to(self.device)
+
+
+class CheckpointSlots(MambaSlotAllocator):
+    """SGLang's state slots: virtual checkpoint ids, each with all its members and its conv state."""
+
+    def __init__(self, memory: StateMemory, device: str) -> None:
+        self.memory = memory
+        self.store = memory.store
+        super().__init__(size=memory.store.num_virtual, device=device)
+
+    def available_size(self) -> int:
+        """Slots that could be handed out now: in a shared pool the free pages decide, not the free ids."""
+        return self.store.capacity()
+
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        """Nothing is set aside for waiting requests: a slot costs pages that running ones may need."""
+
+    def alloc_group_end(self) -> None:
+        """See `alloc_group_begin`."""
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        try:
+            slots = self.store.allocate_many(need_size)
+        except CapacityError:
+            return None
+        return torch.tensor(slots, dtype=torch.int64, device=self.device)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Return slots with all their parts.
+
+        Raises:
+            ValueError: a slot is free already or has execution references.
+        """
+        for v in free_index.view(-1).tolist():
+            self.store.free(v)
+
+    def clear(self) -> None:
+        self.store.clear()

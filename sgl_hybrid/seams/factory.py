@@ -1,0 +1,172 @@
+"""The prefix cache of the memory organizations: SGLang's unified tree, evicting in one recency order over all kinds.
+
+`radix.eviction` decides which cached unit goes; this class finds the least recent unit of each kind, carries a decision
+out and asks again until the need is met. In a dual organization each pool evicts its own kind, as SGLang does.
+
+Source: SGLang 0.5.23, `sglang/srt/mem_cache/unified_radix_cache.py`, `registry.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
+from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
+from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE, ComponentType, EvictLayer
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import BaseEvictionResult
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from radix.eviction import Candidate, Kind, next_victim, slab_recency
+from sgl_hybrid.seams import process
+from sgl_hybrid.seams.flags import RADIX_BACKEND
+from sgl_hybrid.seams.tree_component import CheckpointComponent
+
+
+class LeafQueue(set):
+    """The tree's set of evictable leaves that also knows the least recent one.
+
+    The queue is lazy: a node is queued when it is added and its place is corrected when it comes to the front. A leaf's
+    recency only grows, so finding the least recent costs a logarithm amortized, whatever the number of leaves.
+    """
+
+    def __init__(self, nodes: Iterable[Any] = ()) -> None:
+        super().__init__(nodes)
+        self._heap = [(node.last_access_time, node.id, node) for node in self]
+        heapq.heapify(self._heap)
+
+    def add(self, node: Any) -> None:
+        if node in self:
+            return
+        super().add(node)
+        if len(self._heap) > 64 + 4 * len(self):
+            self._heap = [(kept.last_access_time, kept.id, kept) for kept in self]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (node.last_access_time, node.id, node))
+
+    def least_recent(self) -> Any | None:
+        """The least recent leaf, which stays in the set; None if there is none."""
+        while self._heap:
+            recency, _, node = self._heap[0]
+            if node not in self:
+                heapq.heappop(self._heap)
+            elif node.last_access_time != recency:
+                heapq.heapreplace(self._heap, (node.last_access_time, node.id, node))
+            else:
+                return node
+        return None
+
+
+class OrganizationRadixCache(UnifiedRadixCache):
+    """`UnifiedRadixCache` for one organization (see the module)."""
+
+    def evict_for_alloc(self, params: EvictParams, **options: Any) -> EvictResult:
+        """Evict until the shortfalls of `params` can be served, or nothing is left to evict.
+
+        num_tokens, mamba_num: tokens and state slots that are missing beyond those available now.
+        """
+        served = process.served()
+        if self.disable or not served.memory.shared or options:
+            return super().evict_for_alloc(params, **options)
+        pages, store = served.memory.pages, served.memory.store
+        tokens = self.token_to_kv_pool_allocator.page_size
+        wanted_pages = -(-params.num_tokens // tokens) + pages.num_free if params.num_tokens > 0 else 0
+        wanted_slots = params.mamba_num + store.capacity() if params.mamba_num > 0 else 0
+        tracker = dict.fromkeys(self.tree_components, 0)
+        while pages.num_free < wanted_pages or store.capacity() < wanted_slots:
+            if self._migrate_slab():
+                continue
+            victim = next_victim(self._candidates())
+            if victim is None:
+                break
+            self._carry_out(victim, tracker)
+        return EvictResult(
+            num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA]
+        )
+
+    @property
+    def checkpoints(self) -> CheckpointComponent:
+        """The component of states."""
+        return self.components[ComponentType.MAMBA]
+
+    def _candidates(self) -> list[Candidate]:
+        core, component = self.tree_core, self.checkpoints
+        if not isinstance(core.evictable_device_leaves, LeafQueue):
+            core.evictable_device_leaves = LeafQueue(core.evictable_device_leaves)
+        candidates = []
+        leaf = core.evictable_device_leaves.least_recent()
+        if leaf is not None:
+            candidates.append(Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id))
+        node = core.lru_lists[ComponentType.MAMBA].get_lru_no_lock()
+        if node is None:
+            return candidates
+        candidates.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id))
+        store = component.store
+        slab = store.slab_of(component.checkpoint_of(node))
+        if slab is not None and store.is_reclaimable(slab):
+            mates = [component.node_of[v] for v in store.reclaim(slab)]
+            candidates.append(Candidate(Kind.SLAB, slab_recency([component.recency(mate) for mate in mates]), slab))
+        return candidates
+
+    def _carry_out(self, victim: Candidate, tracker: dict[Any, int]) -> None:
+        served = process.served()
+        served.evictions[victim.kind.value] += 1
+        if victim.kind is Kind.ATTENTION:
+            self._evict_device_leaf(victim.key, tracker)
+        elif victim.kind is Kind.CHECKPOINT:
+            self._evict_checkpoint(self.tree_core.node_by_id(victim.key), tracker)
+        else:
+            store = self.checkpoints.store
+            mates = store.reclaim(victim.key)
+            for v in mates:
+                self._evict_checkpoint(self.checkpoints.node_of[v], tracker)
+            store.counts.cross_invalidated += len(mates) - 1
+
+    def _evict_checkpoint(self, node: Any, tracker: dict[Any, int]) -> None:
+        """Invalidate one node's checkpoint and free its parts: a leaf goes as a whole, an inner node keeps its
+        attention and becomes a tombstone."""
+        core, component = self.tree_core, self.checkpoints
+        if node in core.evictable_device_leaves:
+            self._evict_device_leaf(node.id, tracker)
+            return
+        result = BaseEvictionResult()
+        frees = {"device_frees": result.device_frees, "host_frees": result.host_frees}
+        core._evict_component_and_detach_lru(
+            node, component, target=EvictLayer.DEVICE, tracker=tracker, cache_actions=result.cache_actions, **frees
+        )
+        core._cascade_evict(node, component, tracker, cache_actions=result.cache_actions, **frees)
+        self._apply_eviction_result(result)
+
+    def _migrate_slab(self) -> bool:
+        """With `--slab-reclaim migrate`: empty the sparsest idle slab into others, which loses nothing. False if the
+        policy is another or the other slabs have no room."""
+        served = process.served()
+        store = served.memory.store
+        if served.plan.settings.slab_reclaim != "migrate" or store.slabs is None:
+            return False
+        slab = store.sparsest_reclaimable()
+        moves = None if slab is None else store.migration(slab)
+        if moves is None:
+            return False
+        served.memory.move_conv(moves)
+        store.migrate(moves)
+        return True
+
+
+def build(ctx: Any) -> Any:
+    """SGLang's factory of this backend."""
+    ctx.params.component_registry_override = {
+        **(ctx.params.component_registry_override or {}),
+        ComponentType.MAMBA: CheckpointComponent,
+    }
+    return create_unified_radix_cache(ctx, cache_class=OrganizationRadixCache)
+
+
+def register() -> None:
+    """Register the backend under `--radix-cache-backend sgl_hybrid`, once."""
+    from sglang.srt.mem_cache.registry import get_radix_cache_factory
+
+    if get_radix_cache_factory(RADIX_BACKEND) is None:
+        register_radix_cache_backend(RADIX_BACKEND, build)

@@ -1,0 +1,118 @@
+"""The tree's component for states: nodes name composite checkpoints of the organization's store.
+
+What SGLang's component does with slot ids stays; this one keeps the store's life cycle in step with the tree (published
+when a node names it, referenced while a request's lock covers it), allocates nothing while a prefix is looked up, and
+leaves a boundary unpublished rather than fail when no slot can be had.
+
+Source: SGLang 0.5.23, `sglang/srt/mem_cache/unified_cache/components/mamba.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.components.base import (
+    LRURefreshPhase,
+    get_and_increase_time_counter,
+)
+from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
+
+from sgl_hybrid.seams import process
+
+RECENCY = "sgl_hybrid_recency"
+"""Key of a node's component metadata: when its checkpoint was last used."""
+
+
+class CheckpointComponent(MambaComponent):
+    """`MambaComponent` over the checkpoint store (see the module)."""
+
+    def __init__(self, cache: Any, params: Any) -> None:
+        super().__init__(cache, params)
+        self.store = process.served().memory.store
+        self.node_of: dict[int, Any] = {}
+        self.skipped_publications = 0
+
+    def recency(self, node: Any) -> float:
+        """When the node's checkpoint was last used or published."""
+        return float(node.component_data[self.component_type].metadata[RECENCY])
+
+    def checkpoint_of(self, node: Any) -> int | None:
+        """The checkpoint that a node names, None for a tombstone."""
+        value = node.component_data[self.component_type].value
+        return None if value is None else int(value)
+
+    def refresh_lru(self, phase: LRURefreshPhase, node: Any, root_node: Any) -> None:
+        super().refresh_lru(phase, node, root_node)
+        data = node.component_data[self.component_type]
+        if phase is LRURefreshPhase.MATCH_END and data.value is not None:
+            data.metadata[RECENCY] = get_and_increase_time_counter()
+
+    def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
+        """Note the checkpoint that the request will continue from. Its own slot is taken at admission."""
+        if not params.cow_mamba:
+            return result
+        source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
+        if source is not None:
+            params.req.kv.mamba_cow_src_index = source
+            params.req.kv.mamba_needs_clear = False
+        return result
+
+    def commit_insert_component_data(
+        self, node: Any, is_new_leaf: bool, params: Any, result: Any, cache_actions: list[Any]
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+        data = node.component_data[self.component_type]
+        data.metadata[RECENCY] = get_and_increase_time_counter()
+        if data.value is params.mamba_value:
+            v = int(data.value)
+            self.store.publish(v)
+            self.node_of[v] = node
+            if data.lock_ref > 0:
+                self.store.acquire(v)
+
+    def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        before = self.checkpoint_of(node)
+        freed = super().evict_component(node, *args, **kwargs)
+        if before is not None and self.checkpoint_of(node) is None:
+            del self.node_of[before]
+        return freed
+
+    def acquire_component_lock(self, node: Any, result: Any, lock_host: bool = False) -> Any:
+        result = super().acquire_component_lock(node, result, lock_host)
+        data = node.component_data[self.component_type]
+        if not lock_host and data.lock_ref == 1 and data.value is not None and node is not self.tree_core.root_node:
+            self.store.acquire(int(data.value))
+        return result
+
+    def release_component_lock(self, node: Any, params: Any, lock_host: bool = False) -> None:
+        super().release_component_lock(node, params, lock_host)
+        data = node.component_data[self.component_type]
+        if not lock_host and data.lock_ref == 0 and data.value is not None and node is not self.tree_core.root_node:
+            self.store.release(int(data.value))
+
+    def prepare_for_caching_req(
+        self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        """As SGLang's, but an unfinished request whose tracking slot cannot be replaced publishes nothing now."""
+        if is_finished or not self.cache.enable_mamba_extra_buffer:
+            return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+        boundary = req.kv.mamba_last_track_seqlen
+        if boundary is None:
+            return 0
+        slot = self.slot_or_none()
+        if slot is None:
+            self.skipped_publications += 1
+            return 0
+        insert_params.mamba_value = self.cache.req_to_token_pool.donate_mamba_ping_pong_slot(req, slot)
+        return boundary
+
+    def slot_or_none(self) -> torch.Tensor | None:
+        """A state slot, after evicting for it if need be."""
+        slots = self.cache.req_to_token_pool.mamba_allocator
+        slot = slots.alloc(1)
+        if slot is None:
+            self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+            slot = slots.alloc(1)
+        return slot
