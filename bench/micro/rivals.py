@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.micro.shapes import SsmArguments
+from triton_ops.launch import can_start_early
 
 STOCK_FILE = Path("kernels") / "ops" / "mamba" / "triton_ops" / "mamba_ssm.py"
 """Inside the sglang package, 0.5.23."""
@@ -100,15 +101,24 @@ def compile_stock(module: Any, arguments: SsmArguments, rows: int | None, num_wa
     """Compile the stock kernel for the active target; return the compiled kernel. Launches nothing."""
     kernel = module._selective_scan_update_kernel
     retuned = RetunedKernel(kernel, rows, num_warps, compile_only=True)
-    get_device_module = torch.get_device_module
     module._selective_scan_update_kernel = retuned
-    torch.get_device_module = lambda device: _NoDevice
     try:
-        _call(module.selective_state_update, arguments)
+        with without_device():
+            _call(module.selective_state_update, arguments)
     finally:
         module._selective_scan_update_kernel = kernel
-        torch.get_device_module = get_device_module
     return retuned.compiled
+
+
+@contextlib.contextmanager
+def without_device() -> Iterator[None]:
+    """Let the stock wrapper, which enters the device of its arguments, run on tensors that are on none."""
+    get_device_module = torch.get_device_module
+    torch.get_device_module = lambda device: _NoDevice
+    try:
+        yield
+    finally:
+        torch.get_device_module = get_device_module
 
 
 class _NoDevice:
@@ -165,7 +175,7 @@ def _supplied_imports() -> Iterator[None]:
     """Answer the stock file's one import from sglang while it loads."""
     names = ("sglang", "sglang.kernels", "sglang.kernels.jit", "sglang.kernels.jit.utils")
     supplied = {name: ModuleType(name) for name in names}
-    supplied[names[-1]].is_arch_support_pdl = _has_dependent_launch  # type: ignore[attr-defined]
+    supplied[names[-1]].is_arch_support_pdl = can_start_early  # type: ignore[attr-defined]
     saved = {name: sys.modules.get(name) for name in names}
     sys.modules.update(supplied)
     try:
@@ -176,10 +186,3 @@ def _supplied_imports() -> Iterator[None]:
                 del sys.modules[name]
             else:
                 sys.modules[name] = module
-
-
-def _has_dependent_launch() -> bool:
-    """Tell whether the current target has programmatic dependent launch: Hopper and later."""
-    import triton
-
-    return bool(triton.runtime.driver.active.get_current_target().arch >= 90)
