@@ -25,23 +25,34 @@ class Setup(NamedTuple):
 
 
 SETUPS: dict[str, Setup] = {
-    "falcon-h1-nano": Setup(
+    "d0": Setup(
         "falcon-h1-nano",
         "--memory-org d0 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
         (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
     ),
-    "granite-h-nano": Setup("granite-h-nano", "--memory-org d0 --memory-budget b160"),
-    "falcon-h1-nano-bf16": Setup(
+    "s0": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b63"),
+    "s1": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b63"),
+    "s2": Setup(
         "falcon-h1-nano",
-        "--mamba-ssm-dtype bfloat16 --memory-org d0 --memory-budget b63",
-        dtype="bfloat16",
+        "--memory-org s2 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
+        (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
     ),
-    # Attention for one context and little more, and states for eight requests: attention runs out first.
-    "falcon-h1-nano-tiny": Setup(
+    "granite-d0": Setup("granite-h-nano", "--memory-org d0 --memory-budget b160"),
+    "granite-s2": Setup("granite-h-nano", "--memory-org s2 --memory-budget b160"),
+    "s2-bf16": Setup(
+        "falcon-h1-nano", "--mamba-ssm-dtype bfloat16 --memory-org s2 --memory-budget b63", dtype="bfloat16"
+    ),
+    # Little more than one context of attention, and states for more requests than that: attention runs out first.
+    "d0-tiny": Setup(
         "falcon-h1-nano",
         "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01",
     ),
+    "s2-tiny": Setup("falcon-h1-nano", "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01"),
 }
+"""Name of a server -> model, arguments and environment beyond the common ones, dtype."""
+
+GRIDS = {"d0": 1792, "s0": 512, "s1": 512, "s2": 512}
+"""Tokens between two boundaries, by organization."""
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e import client, reference
+from tests.e2e.conftest import SETUPS
 
 pytestmark = pytest.mark.e2e
 
@@ -14,10 +15,10 @@ TOLERANCE = 2e-5
 """Largest difference of a float32 log-probability from the reference's."""
 
 
-@pytest.mark.parametrize("model", ["falcon-h1-nano", "granite-h-nano"])
+@pytest.mark.parametrize("name", ["d0", "s0", "s1", "s2", "granite-d0", "granite-s2"])
 @pytest.mark.parametrize("together", [False, True], ids=["one-at-a-time", "together"])
-def test_float32_answers_equal_the_reference(servers, nano_models, model: str, together: bool) -> None:
-    server = servers(model)
+def test_float32_answers_equal_the_reference(servers, nano_models, name: str, together: bool) -> None:
+    server, model = servers(name), SETUPS[name].model
     client.flush(server.url)
     if together:
         answers = client.generate(server.url, PROMPTS, logprob_start_len=0)
@@ -30,9 +31,10 @@ def test_float32_answers_equal_the_reference(servers, nano_models, model: str, t
         assert agreement.error <= TOLERANCE, f"{len(prompt)} tokens"
 
 
-def test_chunked_prefill_answers_equal_the_reference(servers, nano_models) -> None:
+@pytest.mark.parametrize("name", ["d0", "s2"])
+def test_chunked_prefill_answers_equal_the_reference(servers, nano_models, name: str) -> None:
     """The server cuts prompts into chunks of 1,024 tokens; a prompt of 3,332 tokens takes four."""
-    server = servers("falcon-h1-nano")
+    server = servers(name)
     client.flush(server.url)
     prompt = client.random_prompt(3332, seed=1)
     answer = client.generate(server.url, prompt, logprob_start_len=0)
@@ -44,7 +46,7 @@ def test_chunked_prefill_answers_equal_the_reference(servers, nano_models) -> No
 
 def test_bfloat16_errors_are_no_larger_than_the_references_own(servers, nano_models) -> None:
     """Both are compared with a float32 forward of the same bfloat16 weights, by squared error over all tokens."""
-    server = servers("falcon-h1-nano-bf16")
+    server = servers("s2-bf16")
     client.flush(server.url)
     folder = nano_models["falcon-h1-nano"]
     served_error, own_error, count = 0.0, 0.0, 0

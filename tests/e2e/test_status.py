@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_server_info_and_log_name_the_organization_and_its_units(servers) -> None:
-    server = servers("falcon-h1-nano")
+    server = servers("d0")
     found = client.memory(server.url)
     assert found["organization"] == "d0"
     assert (found["page_tokens"], found["checkpoint_interval"]) == (16, 1792)
@@ -31,7 +31,7 @@ def test_server_info_and_log_name_the_organization_and_its_units(servers) -> Non
 
 
 def test_prometheus_has_the_organization_and_its_counters(servers) -> None:
-    server = servers("falcon-h1-nano")
+    server = servers("d0")
     client.generate(server.url, client.random_prompt(50, seed=1))
     text = requests.get(f"{server.url}/metrics", timeout=client.TIMEOUT_S).text
     info = [line for line in text.splitlines() if line.startswith("sgl_hybrid:memory_organization_info")]
@@ -47,7 +47,7 @@ def test_prometheus_has_the_organization_and_its_counters(servers) -> None:
 
 def test_cached_tokens_agree_with_the_servers_counter(servers) -> None:
     """Fault B51: hits reported per request and SGLang's own counter of cached tokens tell the same."""
-    server = servers("falcon-h1-nano")
+    server = servers("d0")
     client.flush(server.url)
 
     def counter() -> float:
@@ -60,3 +60,20 @@ def test_cached_tokens_agree_with_the_servers_counter(servers) -> None:
     reported = sum(client.generate(server.url, prompt)["meta_info"]["cached_tokens"] for _ in range(3))
     assert reported == 2 * 1792
     assert counter() - before == reported
+
+
+def test_a_shared_pool_reports_its_pages_checkpoints_and_slabs(servers) -> None:
+    server = servers("s2")
+    client.flush(server.url)
+    prompt = client.random_prompt(2100, seed=41)
+    client.generate(server.url, prompt)
+    client.generate(server.url, prompt)
+    found = client.memory(server.url)
+    assert (found["organization"], found["members"]) == ("s2", 3)
+    assert found["units"]["pages"] == found["pools"]["shared"]["total"] == 193
+    assert "stranded_byte_fraction" not in found["counters"]
+    # Chunks of 1,024 tokens leave the boundaries at 1,024 and 2,048: two checkpoints in one slab, four blocks.
+    assert found["checkpoints"]["cached"] == found["slabs"]["live_slots"] == 2
+    assert found["slabs"]["slabs"] == 1
+    assert found["pools"]["shared"]["cached"] == 2 * 3 + 1 + 4
+    assert found["pools"]["shared"]["held"] == 0
