@@ -8,19 +8,26 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from radix.eviction import Kind
 from sgl_hybrid import metrics
-from sgl_hybrid.config import FLAGS, MemorySettings
+from sgl_hybrid.config import FLAGS, ORGANIZATION_NAMES, MemorySettings
 from sgl_hybrid.memory.dual_pool import PoolCounts
-from sgl_hybrid.memory.presets import model_geometry
+from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.seams import process, status
 from sgl_hybrid.seams.compat import SGLANG_VERSION
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import make_plan
+from tests.tiny_layouts import PAGE_TOKENS, tiny_geometry
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SEAMS = ROOT / "sgl_hybrid" / "seams"
 README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 
@@ -106,7 +113,7 @@ def test_the_reader_of_seams_resolves_prefixes_and_loops() -> None:
 def test_every_seam_stands_in_the_table() -> None:
     found = {
         (f"`{target}`", kind, f"`{path.stem}`", reason)
-        for path in sorted((ROOT / "sgl_hybrid" / "seams").glob("*.py"))
+        for path in sorted(SEAMS.glob("*.py"))
         for target, kind, reason in seams_of(path.read_text(encoding="utf-8"))
     }
     rows = table(DOCS / "seams.md", "target", "kind", "file", "reason")
@@ -118,7 +125,7 @@ def test_every_seam_stands_in_the_table() -> None:
 
 
 def test_every_bound_operator_stands_in_the_table() -> None:
-    tree = ast.parse((ROOT / "sgl_hybrid" / "seams" / "cpu_platform.py").read_text(encoding="utf-8"))
+    tree = ast.parse((SEAMS / "cpu_platform.py").read_text(encoding="utf-8"))
     [operators] = [
         node.value
         for node in tree.body
@@ -127,6 +134,47 @@ def test_every_bound_operator_stands_in_the_table() -> None:
     assert isinstance(operators, ast.Dict)
     bound = [f"`{text_of(key, constants(tree))}`" for key in operators.keys if key is not None]
     assert [name for name, _ in table(DOCS / "seams.md", "name", "replacement")] == bound
+
+
+def sglang_bases(source: str) -> set[str]:
+    """Dotted names of SGLang's classes that the classes of a source text extend."""
+    tree = ast.parse(source)
+    origins = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.")
+        for alias in node.names
+    }
+    bases = [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    return {origins[base.id] for base in bases if isinstance(base, ast.Name) and base.id in origins}
+
+
+def test_every_base_class_of_sglang_stands_in_the_table() -> None:
+    found = {
+        (f"`{base}`", f"`{path.stem}`")
+        for path in SEAMS.glob("*.py")
+        for base in sglang_bases(path.read_text(encoding="utf-8"))
+    }
+    rows = [(base, file) for base, file, _ in table(DOCS / "seams.md", "base class", "file", "for")]
+    assert len(found) > 5
+    assert sorted(rows) == sorted(found)
+
+
+def arguments_set(source: str) -> set[str]:
+    """SGLang's arguments that `flags._require` sets or refuses, as options."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.For) and "_require" in ast.unparse(node):
+            names.update(ast.literal_eval(node.iter))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "_require":
+            names.update(arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant))
+    return {f"--{name.replace('_', '-')}" for name in names}
+
+
+def test_every_argument_that_is_set_stands_in_the_table() -> None:
+    cells = [cell for cell, _ in table(DOCS / "flags.md", "argument of SGLang", "with `--memory-org`")]
+    documented = {name for cell in cells for name in re.findall(r"`(--[^`]+)`", cell)}
+    assert documented == arguments_set((SEAMS / "flags.py").read_text(encoding="utf-8"))
 
 
 def test_documents_name_the_version_of_sglang() -> None:
@@ -157,12 +205,38 @@ def test_every_kind_of_check_is_explained() -> None:
     assert [kind for kind, _ in rows] == [f"`{name}`" for name in PoolCounts.__struct_fields__]
 
 
-def test_every_field_of_server_info_is_explained() -> None:
-    settings = MemorySettings(memory_org="d0", memory_budget="b63")
-    described = make_plan(settings, model_geometry("falcon-h1-7b"), context_tokens=None).describe()
-    fields = {f"units.{name}" for name in described.pop("units")} | set(described) | {"pools", "counters"}
+def server_report(organization: str) -> dict[str, Any]:
+    """What an idle server of a tiny model reports."""
+    settings = MemorySettings(
+        memory_org=organization, memory_budget="1MiB", page_tokens=PAGE_TOKENS, checkpoint_interval=PAGE_TOKENS
+    )
+    plan = make_plan(settings, tiny_geometry(), context_tokens=None)
+    memory = StateMemory(
+        plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
+    )
+    process.start(plan, memory)
+    tree = SimpleNamespace(full_evictable_size=lambda: 0)
+    return status.report(SimpleNamespace(tree_cache=tree, max_running_requests=1))
+
+
+def names_of(report: Mapping[str, Any]) -> set[str]:
+    """Names of the fields of a report; those of a field of fields with a dot."""
+    names = set()
+    for name, value in report.items():
+        names |= {f"{name}.{inner}" for inner in value} if isinstance(value, dict) and value else {name}
+    return names
+
+
+def test_every_field_of_server_info_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_served", None)
+    fields = set[str]().union(*(names_of(server_report(name)) for name in ORGANIZATION_NAMES))
     cells = [cell for cell, _ in table(DOCS / "counters.md", "field", "meaning")]
     assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == fields
+
+
+def test_every_kind_of_eviction_is_explained() -> None:
+    rows = table(DOCS / "counters.md", "kind", "one decision")
+    assert [kind for kind, _ in rows] == [f"`{kind.value}`" for kind in Kind]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
