@@ -28,8 +28,10 @@ class Launch(NamedTuple):
     early: bool = False
 
     def run(self) -> None:
-        """Launch on the current stream; does not synchronize."""
-        self.kernel[self.grid](*self.args, **self.constants, **self._options())
+        """Launch on the current stream of the arguments' device; does not synchronize."""
+        first = next(arg for arg in self.args if arg is not None)
+        with torch.cuda.device_of(first):
+            self.kernel[self.grid](*self.args, **self.constants, **self._options())
 
     def compile(self) -> Any:
         """Compile for the active driver's target through the launch path's own specialization; launches nothing."""

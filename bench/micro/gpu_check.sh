@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check and time the kernels on a GPU in at most four minutes. Needs Python with torch and triton, no sglang:
+# Check and time the kernels on a GPU in at most four minutes. Needs Python with torch, triton and numpy, no sglang:
 #
 #     bench/micro/gpu_check.sh [--output FILE] [--stock-file MAMBA_SSM_PY]
 #

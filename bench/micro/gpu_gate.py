@@ -60,8 +60,9 @@ def _paged(shape: Shape, dtype: torch.dtype, batch: int, gate: bool, device: str
     """Return the same states as slots (in place) and as random pages (moved to other random pages)."""
     heads, M = shape.heads_per_member(dtype), shape.num_members(dtype)
     slots = torch.randn((batch, shape.H, shape.P, shape.N), device=device).to(dtype)
-    pages = torch.full((2 * batch * M, heads, shape.P, shape.N), float("nan"), dtype=dtype, device=device)
-    src, dst = torch.randperm(2 * batch * M).to(torch.int32).view(2, batch, M).to(device)
+    num_ids, num_pages = 2 * batch * M, 2 * batch * M + 3
+    pages = torch.full((num_pages, heads, shape.P, shape.N), float("nan"), dtype=dtype, device=device)
+    src, dst = torch.randperm(num_pages)[:num_ids].to(torch.int32).view(2, batch, M).to(device)
     pages[src.flatten().long()] = slots.view(batch * M, heads, shape.P, shape.N)
     indices = torch.arange(batch, dtype=torch.int32, device=device)[:, None]
     contiguous = ssm_arguments(shape, slots, indices, None, gate=gate)

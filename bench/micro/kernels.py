@@ -4,7 +4,7 @@
 
 On a GPU the gate runs first (`gpu_gate`); where it is closed, no time is printed. Then every arm is timed on the same
 pool of pages, arms interleaved, next to the copy bandwidth of the same run. The table is Markdown; the raw samples go
-to a JSON-lines file beside it. Needs torch and triton only; a kernel of another project that is not there is a row
+to a JSON-lines file beside it. Needs torch, triton and numpy; a kernel of another project that is not there is a row
 with the reason.
 """
 

@@ -102,7 +102,7 @@ def count_instructions(cubin: bytes) -> MachineCode:
         file.write(cubin)
         file.flush()
         usage = _RESOURCE.search(_run("cuobjdump", "--dump-resource-usage", file.name))
-        sass = _run("nvdisasm", "-c", file.name)
+        sass = _run("nvdisasm", "--print-code", "--no-dataflow", file.name)
     if usage is None:
         raise RuntimeError("expected a resource line from cuobjdump, got none")
     sequence = tuple(opcode for opcode in _INSTRUCTION.findall(sass) if opcode != "NOP")

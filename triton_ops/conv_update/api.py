@@ -94,6 +94,7 @@ def _check(
     check_tensor("lines", lines, (None, None, None), STATE_DTYPES, device, contiguous=False)
     _, taps, C = lines.shape
     expect(1 <= taps <= 3, "lines.shape[1] (W-1)", "1, 2 or 3", taps)
+    expect(C > 0, "lines.shape[2] (C)", "at least one channel", C)
     _check_layout("lines", lines, taps)
     check_tensor("x", x, (None, C), ACTIVATION_DTYPES, device)
     check_tensor("src_line", src_line, (x.shape[0],), (torch.int32,), device, contiguous=False)

@@ -109,6 +109,7 @@ def _check(
     device = state.device
     check_tensor("state", state, (None, None, None, None), STATE_DTYPES, device)
     _, heads_per_member, P, N = state.shape
+    expect(heads_per_member > 0 and P > 0, "state.shape[1:3]", "at least one head and one row", list(state.shape[1:3]))
     expect(N > 0 and N & (N - 1) == 0, "state.shape[3] (N)", "a power of two", N)
     expect(state.stride(2) == N or P == 1, "state.stride(2)", f"{N} (rows of a head contiguous)", state.stride(2))
     check_tensor("x", x, (None, None, P), ACTIVATION_DTYPES, device)

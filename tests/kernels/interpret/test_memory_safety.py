@@ -105,7 +105,7 @@ def test_a_destination_that_another_row_reads_is_a_race_and_is_refused() -> None
 
 
 def test_pages_beyond_32_bit_offsets() -> None:
-    """Pages of 512 KiB: from id 8,192 on the offset passes 2**31 elements. The pool takes addresses, not memory."""
+    """B31: pages of 512 KiB: from id 8,192 on the offset passes 2**31 elements. The pool takes no memory."""
     torch.manual_seed(3)
     pool = sparse(9300 * 262144, torch.bfloat16).view(9300, 8, 128, 256)
     state = torch.randn(8, 128, 256).to(torch.bfloat16)
@@ -124,7 +124,7 @@ def test_pages_beyond_32_bit_offsets() -> None:
 
 
 def test_lines_beyond_32_bit_offsets() -> None:
-    """Conv slots of 32 KiB: from line 131,072 on the offset passes 2**31 elements."""
+    """B31: conv slots of 32 KiB: from line 131,072 on the offset passes 2**31 elements."""
     torch.manual_seed(4)
     num_lines = 16 * 9300
     near = conv_arguments(1, C=3584, line_stride=16384, kinds=("moved",))
@@ -142,7 +142,7 @@ def test_lines_beyond_32_bit_offsets() -> None:
 
 
 def test_planes_beyond_32_bit_offsets() -> None:
-    """Three planes of 9,300 pages: the last plane starts behind 2**31 words of 4 bytes."""
+    """B31: three planes of 9,300 pages: the last plane starts behind 2**31 words of 4 bytes."""
     torch.manual_seed(5)
     state = sparse(3 * 9300 * 262144, torch.bfloat16).view(3, 9300, 8, 128, 256)
     planes = Planes(state, None)

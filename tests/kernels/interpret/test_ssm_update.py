@@ -76,7 +76,7 @@ def test_none_as_destination_is_in_place() -> None:
 
 @DTYPES
 def test_64_steps_in_strided_pages_equal_a_contiguous_state(state_dtype: torch.dtype) -> None:
-    """A state that hops between pages of a strided pool and one that stays in a dense tensor never differ."""
+    """B30: a state that hops between pages of a strided pool and one that stays in a dense tensor never differ."""
     torch.manual_seed(2)
     paged = ssm_arguments(1, M=2, heads_per_member=1, P=4, num_pages=9, state_dtype=state_dtype, kinds=("moved",))
     dense = paged.state[paged.src_table[0].long()].reshape(1, 2, 4, 16).contiguous()
