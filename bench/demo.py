@@ -90,15 +90,21 @@ def check_organization(info: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 def organization_table(report: dict[str, Any]) -> Table:
     """Return the pools of the organization and how their checks came out, as the server reports them."""
-    stranded = report["counters"]["stranded_byte_fraction"]
-    title = f"{report['organization']} at {report['units']['budget']}: stranded bytes {100 * stranded:.2f} %"
+    title = f"{report['organization']} at {report['units']['budget']}"
+    stranded = report["counters"].get("stranded_byte_fraction")  # a shared pool strands nothing and has no such field
+    if stranded is not None:
+        title += f": stranded bytes {100 * stranded:.2f} %"
     pools, checks = report["pools"], report["counters"]["checks"]
+    names = list(dict.fromkeys([*pools, *checks]))
     table = Table("pool", title=title, title_justify="left")
-    for name in pools:
+    for name in names:
         table.add_column(name, justify="right")
-    for count in ("total", "free", "cached", "held"):
-        table.add_row(f"units {count}", *(f"{pool[count]:,}" for pool in pools.values()))
-    for outcome in dict.fromkeys(outcome for pool in checks.values() for outcome in pool):
-        counts = (checks.get(name, {}).get(outcome) for name in pools)
-        table.add_row(f"checks {outcome.replace('_', ' ')}", *("-" if n is None else f"{n:,}" for n in counts))
+    rows = {f"units {unit}": (pools, unit) for unit in ("total", "free", "cached", "held")}
+    rows |= {
+        f"checks {kind.replace('_', ' ')}": (checks, kind)
+        for kind in dict.fromkeys(k for c in checks.values() for k in c)
+    }
+    for label, (source, key) in rows.items():
+        counts = (source.get(name, {}).get(key) for name in names)
+        table.add_row(label, *("-" if count is None else f"{count:,}" for count in counts))
     return table

@@ -70,8 +70,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "slab-reclaim",
         "{invalidate,migrate}",
-        "How s2 takes back a slab of conv slots: invalidate the cached checkpoints in it (default), or move their conv "
-        "states into other slabs where there is room.",
+        "How s2 takes back a slab of conv slots that no request uses: with the last of its cached checkpoints in "
+        "recency order (invalidate, default), or by moving their conv states into other slabs with room (migrate).",
     ),
 )
 

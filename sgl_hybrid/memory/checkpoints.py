@@ -45,13 +45,15 @@ class Move(NamedTuple):
 
 
 class Counts(msgspec.Struct):
-    """Events since the store was made. `cross_invalidated` are checkpoints freed because their slab was reclaimed."""
+    """Events since the store was made. `cross_invalidated` are checkpoints freed because their slab was reclaimed,
+    `skipped` boundaries left unpublished because no checkpoint could be had for the request to go on with."""
 
     allocated: int = 0
     published: int = 0
     freed: int = 0
     cross_invalidated: int = 0
     migrated: int = 0
+    skipped: int = 0
 
 
 class CheckpointStore:

@@ -12,6 +12,7 @@ Source: SGLang 0.5.23, `sglang/srt/mem_cache/allocator/base.py`, `paged.py` and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,9 @@ from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 from sgl_hybrid.errors import CapacityError
 from sgl_hybrid.memory.pages import PageKind
 from sgl_hybrid.memory.state_memory import StateMemory
+
+POISON_FREED = os.environ.get("SGLANG_HYBRID_POISON_FREED") == "1"
+"""For tests: fill every freed unit with NaN, so that a read of a unit that was given back shows in the output."""
 
 
 class BlockAllocator(BaseTokenToKVPoolAllocator):
@@ -156,6 +160,8 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
 
     def _give_back(self, pages: list[int]) -> None:
         self.memory.pages.give_back(pages, kind=PageKind.ATTENTION)
+        if POISON_FREED:
+            self.memory.pool.poison(attention_pages=pages)
 
     def _block_ids(self, pages: Iterable[int]) -> np.ndarray:
         starts = np.fromiter(pages, dtype=np.int64) * self.pitch
@@ -197,7 +203,11 @@ class CheckpointSlots(MambaSlotAllocator):
             ValueError: a slot is free already or has execution references.
         """
         for v in free_index.view(-1).tolist():
+            lines = self.store.conv_row(v)
+            members = self.store.member_row(v)
             self.store.free(v)
+            if POISON_FREED:
+                self.memory.pool.poison(recurrent_pages=members, conv_lines=lines)
 
     def clear(self) -> None:
         self.store.clear()

@@ -62,6 +62,11 @@ class LeafQueue(set):
 class OrganizationRadixCache(UnifiedRadixCache):
     """`UnifiedRadixCache` for one organization (see the module)."""
 
+    def reset(self) -> None:
+        """Drop the whole tree; the nodes of its checkpoints with it."""
+        super().reset()
+        self.checkpoints.node_of.clear()
+
     def evict_for_alloc(self, params: EvictParams, **options: Any) -> EvictResult:
         """Evict until the shortfalls of `params` can be served, or nothing is left to evict.
 

@@ -48,8 +48,8 @@ def engine_arguments(**keywords: Any) -> Any:
     """In place of `Engine.server_args_class`: accept the flags as keywords (`memory_org="d0"`) or environment forms.
 
     `Engine.__init__` loads the plugins and then builds its argument record through this attribute, so it is the one
-    place that both sees the keywords and comes after the plugins. The environment forms stay exported: an engine's
-    process serves one organization.
+    place that both sees the keywords and comes after the plugins. The environment forms stay exported for the processes
+    that the engine starts.
 
     Raises:
         SettingError: as `configure`.

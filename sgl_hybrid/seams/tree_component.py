@@ -32,7 +32,6 @@ class CheckpointComponent(MambaComponent):
         super().__init__(cache, params)
         self.store = process.served().memory.store
         self.node_of: dict[int, Any] = {}
-        self.skipped_publications = 0
 
     def recency(self, node: Any) -> float:
         """When the node's checkpoint was last used or published."""
@@ -103,7 +102,7 @@ class CheckpointComponent(MambaComponent):
             return 0
         slot = self.slot_or_none()
         if slot is None:
-            self.skipped_publications += 1
+            self.store.counts.skipped += 1
             return 0
         insert_params.mamba_value = self.cache.req_to_token_pool.donate_mamba_ping_pong_slot(req, slot)
         return boundary

@@ -35,7 +35,7 @@ SETUPS: dict[str, Setup] = {
     "s2": Setup(
         "falcon-h1-nano",
         "--memory-org s2 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
-        (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
+        (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"), ("SGLANG_HYBRID_POISON_FREED", "1")),
     ),
     "granite-d0": Setup("granite-h-nano", "--memory-org d0 --memory-budget b160"),
     "granite-s2": Setup("granite-h-nano", "--memory-org s2 --memory-budget b160"),
@@ -47,7 +47,11 @@ SETUPS: dict[str, Setup] = {
         "falcon-h1-nano",
         "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01",
     ),
-    "s2-tiny": Setup("falcon-h1-nano", "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01"),
+    "s2-tiny": Setup(
+        "falcon-h1-nano",
+        "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01",
+        (("SGLANG_HYBRID_POISON_FREED", "1"),),
+    ),
 }
 """Name of a server -> model, arguments and environment beyond the common ones, dtype."""
 

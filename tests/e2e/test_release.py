@@ -72,7 +72,7 @@ def test_retraction_under_a_tiny_budget_changes_no_output(servers, organization:
     """Requests that end early let SGLang over-commit its pages; it takes some back and computes them again."""
     url = servers(f"{organization}-tiny").url
     client.flush(url)
-    prompts = [client.random_prompt(1400 + 17 * index, seed=100 + index) for index in range(16)]
+    prompts = [client.random_prompt(1400 + 17 * index, seed=100 + index) for index in range(14)]
     answers = client.generate(url, prompts, max_new_tokens=300, ignore_eos=False)
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
     assert client.memory(url)["counters"]["checks"]["attention"]["preempted"] > 0
