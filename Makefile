@@ -43,11 +43,12 @@ types: env
 contracts: env
 	$(BIN)/lint-imports
 
+# Two workers, a file in one of them: seam tests import SGLang once per worker, kernel tests start processes of their own.
 unit: env
-	$(BIN)/python -m pytest tests -m "not e2e and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not e2e and not gpu" -n 2 --dist loadfile
 
 e2e: env
-	$(BIN)/python -m pytest tests/e2e -m e2e
+	$(BIN)/python -m pytest tests/e2e -m e2e --durations 15
 
 docs: env
 	$(BIN)/mkdocs build --strict
