@@ -1,0 +1,241 @@
+"""Requests on a small cache: the calls of SGLang's scheduler, one request at a time, and what a model would write.
+
+Every step first verifies what it reads: the attention of all earlier tokens and the state that the slot's source holds.
+So a request that continues from a wrong state, a freed page or another prefix fails in the step that would use it.
+
+Source: SGLang 0.5.23, `ScheduleBatch.prepare_for_extend` and `prepare_for_decode`, `PrefillAdder`, and the result
+processor; the sources of slots as in `sgl_hybrid.seams.mamba_backend`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
+from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+from sglang.srt.mem_cache.allocation import alloc_for_decode_default, alloc_for_extend
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sgl_hybrid.seams.admission import free_attention_pages, free_state_slots, slots_needed
+from sgl_hybrid.seams.pools import track_for_extend
+from tests.seams.tree_fixture import Cache, codes
+
+
+class Running:
+    """A request that is bound to a row and state slots."""
+
+    def __init__(self, req: Req) -> None:
+        self.req = req
+        self.reserved_slots = self.reserved_pages = 0
+
+    @property
+    def salt(self) -> str | None:
+        return self.req.cache_salt
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and output, the last sampled token included."""
+        return tuple(self.req.origin_input_ids) + tuple(self.req.output_ids)
+
+    @property
+    def slots(self) -> set[int]:
+        """State slots that the request holds itself."""
+        kv = self.req.kv
+        tracking = kv.mamba_ping_pong_track_buffer
+        held = {int(kv.mamba_pool_idx)} if kv.holds_mamba else set()
+        return held | ({slot for slot in tracking.tolist() if slot >= 0} if tracking is not None else set())
+
+
+class TinyServer:
+    """A scheduler's part on one cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.running: list[Running] = []
+        self.deferred = 0
+        self._serial = 0
+
+    @property
+    def block(self) -> int:
+        return self.cache.tokens.page_size
+
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> MatchResult:
+        """Look a prefix up as a probe does: nothing is locked or reserved."""
+        key = RadixKey(array("q", tokens), None, cache_salt=salt)
+        return self.cache.tree.match_prefix(MatchPrefixParams(key=key))
+
+    def admit(self, tokens: Sequence[int], *, salt: str | None = None, new_tokens: int = 0) -> Running | None:
+        """Match, reserve and lock a request, or leave it waiting (None) when pages or slots would be short."""
+        tree, memory = self.cache.tree, self.cache.memory
+        self._serial += 1
+        req = Req(f"r{self._serial}", "", array("q", tokens), SamplingParams(max_new_tokens=16), cache_salt=salt)
+        req.init_next_round_input(tree)
+        lock = tree.lock(req.last_node)
+        slots = slots_needed(req, self.cache.requests)
+        blocks = -(-(len(tokens) + new_tokens - req.prefix_len) // self.block) + 1
+        pages = blocks + slots * memory.pages_per_checkpoint
+        waiting = [running for running in self.running if not running.req.kv.holds_kv]
+        free_slots = free_state_slots(tree) - sum(running.reserved_slots for running in waiting)
+        free_pages = free_attention_pages(tree) - sum(running.reserved_pages for running in waiting)
+        if slots > free_slots or pages > free_pages:
+            tree.unlock(lock)
+            self.deferred += 1
+            return None
+        req.lock = lock
+        running = Running(req)
+        running.reserved_slots, running.reserved_pages = slots, pages
+        self.running.append(running)
+        return running
+
+    def extend(self, running: Running, end: int | None = None, *, publish: bool = True) -> bool:
+        """Prefill up to `end` (all of the prompt by default) and publish what is on the grid; False if pages are short.
+
+        The first chunk binds row and slots. It cannot be short: `admit` has reserved for it.
+        """
+        req, tree = running.req, self.cache.tree
+        req.extend_end = len(req.full_untruncated_fill_ids) if end is None else end
+        first = not req.kv.holds_kv
+        if not first and not self._has_room(req.extend_len + self.block):
+            return False
+        batch = self._batch(req)
+        alloc_for_extend(batch)
+        tracked = track_for_extend(batch, req)
+        ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, [req])
+        states = self.cache.requests.mamba_pool
+        if batch.mamba_clear_indices is not None:
+            states.clear_slots(batch.mamba_clear_indices)
+        if batch.mamba_cow_src_indices is not None:
+            states.copy_from(batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices)
+        self._run_extend(running, tracked.track_position if tracked.track_mask else None)
+        if publish:
+            checkpoint_kv_cache(req, tree)
+        return True
+
+    def decode(self, running: Running, token: int) -> bool:
+        """Sample `token` and run the step that consumes the one before it; False if no page could be had."""
+        req = running.req
+        req.output_ids.append(token)
+        if not self._has_room(self.block):
+            return False
+        batch = self._batch(req)
+        alloc_for_decode_default(batch, 1)
+        batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        position, lazy = None, self.cache.requests.enable_mamba_extra_buffer_lazy
+        grid = self.cache.memory.layout.checkpoint_interval
+        if req.kv.kv_committed_len % grid == 0:
+            if lazy:
+                ScheduleBatch.mamba_lazy_prealloc_at_boundary(batch, grid)
+            position = req.kv.mamba_next_track_idx
+        self._run_decode(running, position)
+        if position is not None:
+            req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len
+            if lazy:
+                SchedulerBatchResultProcessor.mamba_lazy_post_decode_at_boundary(self, req, batch, position)
+            else:
+                req.kv.mamba_last_track_idx = position
+        return True
+
+    def finish(self, running: Running) -> None:
+        """End a request as its last token does: the tree keeps what it can name."""
+        running.req.finished_reason = FINISH_LENGTH(length=len(running.req.output_ids))
+        self._release(running, checkpoint=True)
+
+    def abort(self, running: Running) -> None:
+        """End a request that the user gave up, or take it back; nothing more of it is published."""
+        running.req.finished_reason = FINISH_ABORT()
+        self._release(running, checkpoint=False)
+
+    def serve(self, tokens: Sequence[int], *, salt: str | None = None, chunk: int | None = None) -> int:
+        """Admit, prefill in chunks and finish a request without output; return the tokens it found cached."""
+        running = self.admit(tokens, salt=salt)
+        assert running is not None
+        found = running.req.prefix_len
+        ends = range(found + chunk, len(tokens), chunk) if chunk else ()
+        for end in [*ends, len(tokens)]:
+            assert self.extend(running, end)
+        self.finish(running)
+        return found
+
+    def flush(self) -> None:
+        """Drop everything cached, as `/flush_cache` does when no request runs."""
+        assert not self.running
+        self.cache.tree.reset()
+        self.cache.requests.clear()
+        self.cache.tokens.clear()
+
+    def _release(self, running: Running, *, checkpoint: bool) -> None:
+        self.running.remove(running)
+        if running.req.kv.holds_kv:
+            release_kv_cache(running.req, self.cache.tree, checkpoint=checkpoint)
+        else:
+            self.cache.tree.unlock(running.req.lock)
+
+    def _has_room(self, num_tokens: int) -> bool:
+        return self.cache.tokens.check_decode_capacity(num_tokens=num_tokens, tree_cache=self.cache.tree)
+
+    def _batch(self, req: Req) -> SimpleNamespace:
+        """SGLang's batch of one request, with what the functions used here read of it."""
+        extending = req.extend_end is not None and req.extend_end > req.kv.kv_committed_len
+        length = torch.tensor([req.extend_end if extending else req.kv.kv_committed_len])
+        return SimpleNamespace(
+            reqs=[req],
+            tree_cache=self.cache.tree,
+            req_to_token_pool=self.cache.requests,
+            device="cpu",
+            prefix_lens=[req.prefix_len],
+            extend_lens=[req.extend_len],
+            extend_num_tokens=req.extend_len,
+            seq_lens=length,
+            seq_lens_cpu=length,
+            req_pool_indices=torch.tensor([req.kv.req_pool_idx or 0]),
+            req_pool_indices_cpu=torch.tensor([req.kv.req_pool_idx or 0]),
+            hisparse_coordinator=None,
+            model_config=SimpleNamespace(is_encoder_decoder=False),
+            maybe_evict_swa=lambda: None,
+            is_dllm=lambda: False,
+        )
+
+    def _row(self, req: Req, start: int, end: int) -> torch.Tensor:
+        return self.cache.requests.req_to_token[req.kv.req_pool_idx, start:end].long()
+
+    def _read(self, running: Running, length: int) -> None:
+        """Verify all that a step which starts after `length` tokens reads."""
+        if length == 0:
+            return
+        numbers = codes(running.salt, running.tokens)
+        contents, states = self.cache.contents, self.cache.requests.mamba_pool
+        assert contents.wrong_tokens(self._row(running.req, 0, length), numbers[:length]) == []
+        source = int(states.source[int(running.req.kv.mamba_pool_idx)])
+        assert contents.wrong_states({source: numbers[length - 1]}) == []
+
+    def _run_extend(self, running: Running, position: int | None) -> None:
+        req = running.req
+        self._read(running, req.prefix_len)
+        numbers, end = codes(running.salt, running.tokens), req.extend_end
+        contents, states = self.cache.contents, self.cache.requests.mamba_pool
+        contents.write_tokens(self._row(req, req.prefix_len, end), numbers[req.prefix_len : end])
+        own = int(req.kv.mamba_pool_idx)
+        contents.write_state(own, numbers[end - 1])
+        states.source[own] = own
+        if position is not None:
+            kept = int(req.kv.mamba_ping_pong_track_buffer[position])
+            contents.write_state(kept, numbers[req.kv.mamba_last_track_seqlen - 1])
+            states.source[kept] = kept
+
+    def _run_decode(self, running: Running, position: int | None) -> None:
+        req = running.req
+        length = req.kv.kv_committed_len
+        self._read(running, length - 1)
+        numbers = codes(running.salt, running.tokens)
+        contents, states = self.cache.contents, self.cache.requests.mamba_pool
+        contents.write_tokens(self._row(req, length - 1, length), numbers[length - 1 : length])
+        own = int(req.kv.mamba_pool_idx)
+        written = own if position is None else int(req.kv.mamba_ping_pong_track_buffer[position])
+        contents.write_state(written, numbers[length - 1])
+        states.source[own] = states.source[written] = written

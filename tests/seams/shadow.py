@@ -1,0 +1,300 @@
+"""A small server with the naive tree beside it: after each call both agree, or the call fails.
+
+What the server publishes is compared with what the tree then names, every eviction with the locks, and in a shared
+organization with all candidates there were; `check` compares all units, sizes, bytes and the recency order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from radix.eviction import Candidate, Kind
+from sgl_hybrid.memory.pages import PageKind
+from sgl_hybrid.seams.sizing import MemoryPlan
+from tests.oracles.tree import Found, NaiveTree, Prefix
+from tests.seams.request_flow import Running, TinyServer
+from tests.seams.tree_fixture import codes, named_units, start
+from tests.tiny_layouts import PAGE_TOKENS
+
+
+class Flight:
+    """A running request, the prefix that it locks, and the boundary whose state it holds unpublished."""
+
+    def __init__(self, running: Running, locked: Prefix) -> None:
+        self.running = running
+        self.locked = locked
+        self.tracked: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens consumed."""
+        return self.running.req.kv.kv_committed_len
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.running.req.origin_input_ids)
+
+    @property
+    def prefilled(self) -> bool:
+        return self.running.req.prefix_len >= self.prompt_tokens
+
+    def prefix(self, length: int) -> Prefix:
+        return self.running.salt, self.running.tokens[:length]
+
+
+class ShadowedServer:
+    """`TinyServer` and `NaiveTree`, call by call."""
+
+    def __init__(self, plan: MemoryPlan, *, overlap: bool = True) -> None:
+        self.cache = start(plan, overlap=overlap)
+        self.server = TinyServer(self.cache)
+        self.shared = self.cache.memory.shared
+        self.naive = NaiveTree(PAGE_TOKENS, plan.layout.checkpoint_interval)
+        self.flights: list[Flight] = []
+        self.pins: list[tuple[Any, Prefix]] = []
+        self.victims: Counter[Kind] = Counter()
+        self._carry_out, self.cache.tree._carry_out = self.cache.tree._carry_out, self.watch
+        self._evict, self.cache.tree.evict_for_alloc = self.cache.tree.evict_for_alloc, self.note_evictions
+
+    def admit(self, *prompts: Prefix) -> list[Flight]:
+        """Admit requests in one pass of the scheduler; return those that need not wait."""
+        admitted = []
+        for salt, tokens in prompts:
+            found = self.naive.find(salt, tokens[:-1])
+            running = self.server.admit(tokens, salt=salt, new_tokens=8)
+            prefix = (salt, tokens[: found.depth])
+            self.naive.touch(prefix)
+            if running is not None:
+                assert (running.req.prefix_len, running.req.mamba_branching_seqlen) == (found.depth, found.branch)
+                self.naive.locks[prefix] += 1
+                admitted.append(Flight(running, prefix))
+        self.flights += admitted
+        self.settle()
+        return admitted
+
+    def extend(self, flight: Flight, end: int | None = None) -> bool:
+        """Prefill up to `end` (all of the prompt by default), at most; False if the request had to be taken back."""
+        req = flight.running.req
+        begin, end = req.prefix_len, flight.prompt_tokens if end is None else min(end, flight.prompt_tokens)
+        boundary = end // self.naive.grid * self.naive.grid
+        if req.mamba_branching_seqlen is not None and begin < req.mamba_branching_seqlen < boundary:
+            boundary = req.mamba_branching_seqlen
+        skipped = self.cache.memory.store.counts.skipped
+        if not self.server.extend(flight.running, end):
+            self.abort(flight)
+            return False
+        if boundary <= begin or self.cache.memory.store.counts.skipped > skipped:
+            self.settle()
+            return True
+        self.settle(flight, boundary, self.pages_of(flight, boundary))
+        self._unlock(flight.locked)
+        flight.locked = flight.prefix(boundary)
+        self.naive.locks[flight.locked] += 1
+        assert req.kv.cache_protected_len == boundary
+        return True
+
+    def decode(self, flight: Flight, token: int) -> bool:
+        """Run one decode step; False if the request had to be taken back."""
+        if not self.server.decode(flight.running, token):
+            self.abort(flight)
+            return False
+        if flight.length % self.naive.grid == 0:
+            flight.tracked = flight.length
+        self.settle()
+        return True
+
+    def finish(self, flight: Flight) -> None:
+        depth = flight.tracked or 0
+        pages = self.pages_of(flight, depth)
+        self.server.finish(flight.running)
+        self.settle(flight if depth else None, depth, pages)
+        self._drop(flight)
+
+    def abort(self, flight: Flight) -> None:
+        self.server.abort(flight.running)
+        self.settle()
+        self._drop(flight)
+
+    def serve(self, tokens: Sequence[int], *, salt: str | None = None, chunk: int | None = None) -> int:
+        """Serve a prompt without output, in chunks; return the tokens it found cached."""
+        (flight,) = self.admit((salt, tuple(tokens)))
+        found = flight.running.req.prefix_len
+        while not flight.prefilled:
+            assert self.extend(flight, None if chunk is None else flight.running.req.prefix_len + chunk)
+        self.finish(flight)
+        return found
+
+    def probe(self, tokens: Sequence[int], salt: str | None = None, *, pin: bool = False) -> Found:
+        """Look a prefix up; nodes are split. With `pin`, lock what was found."""
+        found = self.naive.find(salt, tokens)
+        result = self.server.match(tokens, salt)
+        branch = found.branch if len(tokens) >= PAGE_TOKENS else None
+        assert (result.device_prefix_len, result.full_kv_hit_length) == (found.depth, found.attention)
+        assert result.mamba_branching_seqlen == branch
+        prefix = (salt, tuple(tokens[: found.depth]))
+        self.naive.touch(prefix)
+        if pin:
+            self.pins.append((self.cache.tree.lock(result.last_device_node), prefix))
+            self.naive.locks[prefix] += 1
+        self.settle()
+        return found
+
+    def unpin(self, position: int = 0) -> None:
+        lock, prefix = self.pins.pop(position)
+        self.cache.tree.unlock(lock)
+        self._unlock(prefix)
+
+    def run_short(self, *, pages: int = 0, slots: int = 0) -> None:
+        """Evict for missing pages or slots as SGLang asks for it: they are there then, or nothing was left to evict."""
+        before = self.available(slots > 0)
+        self.cache.tree.evict_for_alloc(EvictParams(num_tokens=pages * PAGE_TOKENS, mamba_num=slots))
+        self.settle()
+        assert self.available(slots > 0) >= before + pages + slots or self.nothing_left(slots > 0)
+
+    def run_dry(self, *, slots: bool) -> int:
+        """Take all pages or slots that can be had, one by one, and give them back; return how many there were."""
+        taken = []
+        while (unit := self._take_one(slots)) is not None:
+            taken.append(unit)
+        self.settle()
+        assert self.nothing_left(slots)
+        if taken:
+            (self.cache.slots if slots else self.cache.tokens).free(torch.cat(taken))
+        return len(taken)
+
+    def reclaim(self, page: int) -> None:
+        """Take a slab back: its checkpoints, all of them and no others, are out of the tree and its page is free."""
+        store = self.cache.memory.store
+        mates = set(store.reclaim(page))
+        self._carry_out(Candidate(Kind.SLAB, 0.0, page), dict.fromkeys(self.cache.tree.tree_components, 0))
+        blocks, states = self.naive.lost_to(*named_units(self.cache))
+        assert {self.naive.states[prefix] for prefix in states} == mates
+        self.naive.lose(blocks, states)
+        assert store.pages.kind_of(page) is PageKind.FREE
+
+    def flush(self) -> None:
+        """End all requests and drop everything cached."""
+        while self.flights:
+            self.abort(self.flights[0])
+        while self.pins:
+            self.unpin()
+        self.server.flush()
+        self.naive.clear()
+        memory = self.cache.memory
+        assert (memory.pages.num_free, memory.store.num_free_ids) == (memory.pages.num_pages, memory.store.num_virtual)
+
+    def watch(self, victim: Candidate, tracker: dict[Any, int]) -> None:
+        """Carry out an eviction of a shared organization: the victim is the least recent of all that could go."""
+        self.victims[victim.kind] += 1
+        component, core, naive = self.cache.tree.checkpoints, self.cache.tree.tree_core, self.naive
+        unlocked = [naive.states[prefix] for prefix in naive.by_use() if prefix not in naive.locked_states()]
+        times = [component.recency(component.node_of[v]) for v in unlocked]
+        times += [node.last_access_time for node in core._collect_all_nodes() if core._is_device_leaf(node)]
+        assert victim.recency == min(times)
+        if victim.kind is Kind.CHECKPOINT:
+            assert victim.key == component.node_of[unlocked[0]].id
+        self._carry_out(victim, tracker)
+        naive.lose(*naive.lost_to(*named_units(self.cache)))
+
+    def note_evictions(self, params: EvictParams, **options: Any) -> EvictResult:
+        """Evict; tell the oracle what is gone, unless `watch` has, and compare the counts returned."""
+        blocks, states = len(self.naive.blocks), len(self.naive.states)
+        result = self._evict(params, **options)
+        self.naive.lose(*self.naive.lost_to(*named_units(self.cache)))
+        assert result.num_tokens_evicted == (blocks - len(self.naive.blocks)) * PAGE_TOKENS
+        assert result.mamba_num_evicted == states - len(self.naive.states)
+        return result
+
+    def settle(self, publisher: Flight | None = None, depth: int = 0, pages: Sequence[int] = ()) -> None:
+        """Tell the oracle what `publisher` has given the tree; then both name the same units."""
+        blocks, states = named_units(self.cache)
+        if publisher is not None:
+            prefix = publisher.prefix(depth)
+            self.naive.publish(prefix, pages, states[prefix])
+        assert (blocks, states) == (self.naive.blocks, self.naive.states)
+
+    def available(self, slots: bool) -> int:
+        return self.cache.slots.available_size() if slots else self.cache.tokens.available_size() // PAGE_TOKENS
+
+    def nothing_left(self, slots: bool) -> bool:
+        """Tell whether everything cached that could be evicted for one kind is locked."""
+        states = self.naive.states.keys() <= self.naive.locked_states()
+        blocks = self.naive.blocks.keys() <= self.naive.locked_blocks()
+        return (states and blocks) if self.shared else (states if slots else blocks)
+
+    def pages_of(self, flight: Flight, length: int, *, begin: int = 0) -> list[int]:
+        """Return the attention pages of a request's tokens."""
+        row = self.cache.requests.req_to_token[flight.running.req.kv.req_pool_idx, begin:length]
+        return (row[::PAGE_TOKENS] // self.cache.tokens.pitch).tolist()
+
+    def check(self) -> None:
+        """Verify every ledger, the tree, and that both hold what the oracle says."""
+        self.cache.memory.check()
+        self.cache.tree.sanity_check()
+        self.naive.check()
+        self._check_holders()
+        self._check_bytes()
+        self._check_recency()
+
+    def _check_holders(self) -> None:
+        """Every state slot and attention page has one holder, a request or the tree, and the sizes say so."""
+        store, tree, naive = self.cache.memory.store, self.cache.tree, self.naive
+        slots = [slot for flight in self.flights for slot in flight.running.slots]
+        named = list(naive.states.values())
+        assert len({*slots, *named}) == len(slots) + len(named)
+        assert (store.num_active, store.num_cached + store.num_referenced) == (len(slots), len(named))
+        assert store.num_referenced == len(naive.locked_states())
+        assert tree.checkpoints.node_of.keys() == set(named)
+        pages = list(naive.blocks.values())
+        for flight in self.flights:
+            kv = flight.running.req.kv
+            if kv.holds_kv:
+                pages += self.pages_of(flight, kv.kv_allocated_len, begin=kv.cache_protected_len)
+        assert sorted(pages) == self.cache.memory.pages.held(PageKind.ATTENTION)
+        assert tree.full_evictable_size() == len(naive.blocks.keys() - naive.locked_blocks()) * PAGE_TOKENS
+        assert tree.mamba_evictable_size() == len(named) - store.num_referenced
+
+    def _check_bytes(self) -> None:
+        """Every state and token that the tree names or a request stands on is what was written there once."""
+        expected = {v: codes(*prefix)[-1] for prefix, v in self.naive.states.items()}
+        for flight in self.flights:
+            if flight.running.req.kv.holds_mamba:
+                source = self.cache.requests.mamba_pool.source[int(flight.running.req.kv.mamba_pool_idx)]
+                expected[int(source)] = codes(flight.running.salt, flight.running.tokens)[flight.length - 1]
+        assert self.cache.contents.wrong_states(expected) == []
+        pitch, size = self.cache.tokens.pitch, PAGE_TOKENS
+        ids = [page * pitch + position for page in self.naive.blocks.values() for position in range(size)]
+        numbers = [code for prefix in self.naive.blocks for code in codes(*prefix)[-size:]]
+        assert self.cache.contents.wrong_tokens(torch.tensor(ids, dtype=torch.int64), numbers) == []
+
+    def _check_recency(self) -> None:
+        """The tree's order of checkpoints is the oracle's."""
+        component = self.cache.tree.checkpoints
+        nodes = [component.node_of[self.naive.states[prefix]] for prefix in self.naive.by_use()]
+        times = [component.recency(node) for node in nodes]
+        assert times == sorted(times)
+        lru, found = self.cache.tree.tree_core.lru_lists[ComponentType.MAMBA], []
+        node = lru.tail.lru_prev[lru._pt]
+        while node is not lru.head:
+            found.append(node)
+            node = node.lru_prev[lru._pt]
+        assert found == nodes
+
+    def _take_one(self, slots: bool) -> torch.Tensor | None:
+        if slots:
+            return self.cache.tree.checkpoints.slot_or_none()
+        self.cache.tokens.evict_to_free_tokens(self.cache.tree, PAGE_TOKENS)
+        return self.cache.tokens.alloc(PAGE_TOKENS)
+
+    def _drop(self, flight: Flight) -> None:
+        self.flights.remove(flight)
+        self._unlock(flight.locked)
+
+    def _unlock(self, prefix: Prefix) -> None:
+        self.naive.locks[prefix] -= 1

@@ -1,0 +1,234 @@
+"""The memory, pools, allocators and tree of one organization on the CPU: the real seams, small, without a model.
+
+`Contents` plays what a model computes: the state and the attention at a position are a number that depends on the salt
+and on every token up to there. A page that was lost, reused or mixed up then shows as a wrong number. What the
+allocators get back is filled with NaN.
+
+Source: SGLang 0.5.23, `sglang/srt/mem_cache/kv_cache_configurator.py` and `registry.py` build the same parts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.runtime_context import get_context, get_exec, get_server_args
+
+from sgl_hybrid.config import MemorySettings
+from sgl_hybrid.memory import Layout, layout_for
+from sgl_hybrid.memory.budget import Budget, Units
+from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.seams import allocators, factory, pools, process
+from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots
+from sgl_hybrid.seams.sizing import MemoryPlan
+from tests.oracles.tree import Prefix
+from tests.tiny_layouts import PAGE_TOKENS, tiny_geometry
+
+MAX_REQUESTS = 32
+MAX_TOKENS = 512
+NUM_CODES = 0x7000  # Read as bfloat16 these are finite, so NaN is no code.
+
+
+class Cache(NamedTuple):
+    """What `start` builds. `tree` is the prefix cache, `requests` SGLang's pool of request rows and state slots."""
+
+    memory: StateMemory
+    tokens: BlockAllocator
+    slots: CheckpointSlots
+    requests: HybridReqToTokenPool
+    tree: factory.OrganizationRadixCache
+    contents: Contents
+
+
+@contextmanager
+def published_arguments() -> Iterator[None]:
+    """Publish SGLang's arguments as a server does and poison what is freed; put the process's state back afterwards."""
+    before = HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED
+    allocators.POISON_FREED = True
+    arguments = {"page_size": PAGE_TOKENS, "attention_backend": "torch_native"}
+    try:
+        with get_context().override_server_args(mamba_radix_cache_strategy="extra_buffer_lazy", **arguments):
+            yield
+    finally:
+        HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED = before
+
+
+def tiny_plan(
+    org: str, *, pages: int, checkpoints: int, grid_blocks: int = 1, slab_reclaim: str | None = None, **shape: int
+) -> MemoryPlan:
+    """Plan a pool of `pages`; in a dual organization that is the attention pool, beside one of `checkpoints`.
+
+    grid_blocks: the checkpoint grid in blocks. shape: `tiny_geometry`'s.
+    """
+    geometry = tiny_geometry(**shape)
+    layout = layout_for(org, geometry, page_tokens=PAGE_TOKENS, checkpoint_interval=grid_blocks * PAGE_TOKENS, planes=1)
+    budget = Budget(text="tiny", total_bytes=0, planes=1)
+    sizes = {"num_pages": pages} if layout.shared else {"num_attention_pages": pages, "num_checkpoints": checkpoints}
+    units = Units(layout=layout, budget=budget, **sizes)
+    return MemoryPlan(MemorySettings(memory_org=org, slab_reclaim=slab_reclaim), geometry, layout, units)
+
+
+def start(plan: MemoryPlan, *, overlap: bool = True) -> Cache:
+    """Build everything for a plan and serve it in this process. Needs `published_arguments`.
+
+    overlap: with SGLang's overlap scheduling a request takes its second tracking slot at a boundary only; without, it
+    has one.
+    """
+    layout = plan.layout
+    msgspec.Struct.__setattr__(get_server_args(), "_mamba_cache_chunk_size", layout.checkpoint_interval)
+    get_exec().mamba._set("enable_mamba_extra_buffer_lazy", overlap)
+    memory = StateMemory(
+        plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
+    )
+    process.start(plan, memory)
+    requests = pools.build_request_pool(_request_pool, layout, overlap=overlap)
+    tokens = BlockAllocator(memory, dtype=torch.bfloat16, device="cpu", kvcache=None)
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=requests,
+        token_to_kv_pool_allocator=tokens,
+        page_size=layout.page_tokens,
+        enable_mamba_extra_buffer=True,
+        enable_mamba_extra_buffer_lazy=overlap,
+    )
+    tree = factory.build(_build_context(params))
+    return Cache(memory, tokens, requests.mamba_allocator, requests, tree, Contents(memory))
+
+
+@lru_cache(maxsize=4096)
+def codes(salt: str | None, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a number for each position, a function of the salt and of the tokens up to it."""
+    value, found = zlib.crc32(repr(salt).encode()), []
+    for token in tokens:
+        value = zlib.crc32(token.to_bytes(8, "little"), value)
+        found.append(value % NUM_CODES)
+    return tuple(found)
+
+
+class Contents:
+    """The planes' bytes as numbers of 16 bits."""
+
+    def __init__(self, memory: StateMemory) -> None:
+        pool, layout = memory.pool, memory.layout
+        layer = layout.geometry.attention_layers[0]
+        self.memory = memory
+        self.rows = [rows.view(torch.int16) for rows in (pool.key_rows(layer), pool.value_rows(layer))]
+        self.members = pool.member_planes().view(torch.int16)
+        self.lines = [pool.conv_planes(group).view(torch.int16) for group in range(layout.groups)]
+
+    def write_tokens(self, ids: torch.Tensor, numbers: Sequence[int]) -> None:
+        """Write K and V of some token ids."""
+        for rows in self.rows:
+            rows[ids] = torch.tensor(numbers, dtype=torch.int16)[:, None, None]
+
+    def wrong_tokens(self, ids: torch.Tensor, numbers: Sequence[int]) -> list[int]:
+        """Return the token ids whose K or V is another number."""
+        expected = torch.tensor(numbers, dtype=torch.int16)[:, None, None]
+        wrong = torch.stack([(rows[ids] != expected).flatten(1).any(1) for rows in self.rows]).any(0)
+        return ids[wrong].tolist()
+
+    def write_state(self, slot: int, number: int) -> None:
+        """Write the recurrent and conv state of a slot, where the device tables say it is."""
+        members, lines = self._rows_of([slot])
+        self.members[:, members[0]] = number
+        for group, plane in enumerate(self.lines):
+            plane[:, lines[0, group % lines.shape[1]]] = number + group + 1
+
+    def wrong_states(self, expected: dict[int, int]) -> list[int]:
+        """Return the slots that hold another number than expected. expected: {slot: number}."""
+        if not expected:
+            return []
+        slots = list(expected)
+        members, lines = self._rows_of(slots)
+        numbers = torch.tensor(list(expected.values()), dtype=torch.int16)
+        found = self.members[:, members].transpose(0, 1).flatten(1)
+        wrong = (found != numbers[:, None]).any(1) | (members < 0).any(1)
+        for group, plane in enumerate(self.lines):
+            column = lines[:, group % lines.shape[1]]
+            wrong |= (plane[:, column].transpose(0, 1).flatten(1) != numbers[:, None] + group + 1).any(1) | (column < 0)
+        return [slot for slot, bad in zip(slots, wrong.tolist(), strict=True) if bad]
+
+    def _rows_of(self, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        pool = self.memory.pool
+        pool.update_tables(self.memory.store)
+        return pool.member_table[slots].long(), pool.conv_line[slots].long()
+
+
+def _request_pool(layout: Layout, *, overlap: bool) -> HybridReqToTokenPool:
+    geometry = layout.geometry
+    shape = Mamba2StateShape(
+        conv=[(geometry.conv_channels, geometry.d_conv - 1)],
+        temporal=(geometry.ssm_heads, geometry.ssm_head_dim, geometry.d_state),
+        intermediate_size=geometry.ssm_heads * geometry.ssm_head_dim,
+        conv_dim=geometry.conv_channels,
+        ssm_state_size=geometry.d_state,
+        num_heads=geometry.ssm_heads,
+        head_dim=geometry.ssm_head_dim,
+        state_size=geometry.d_state,
+        conv_kernel=geometry.d_conv,
+    )
+    layers = list(geometry.recurrent_layers)
+    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.bfloat16)
+    return HybridReqToTokenPool(
+        size=MAX_REQUESTS,
+        mamba_size=process.served().memory.store.num_virtual,
+        mamba_spec_state_size=0,
+        max_context_len=MAX_TOKENS,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(shape=shape, layers=layers, dtype=dtype),
+        mamba_layer_ids=layers,
+        enable_mamba_extra_buffer=True,
+        enable_mamba_extra_buffer_lazy=overlap,
+        enable_overlap_schedule=overlap,
+    )
+
+
+def _build_context(params: CacheInitParams) -> TreeCacheBuildContext:
+    nothing: dict[str, Any] = dict.fromkeys(("server_args", "tp_worker", "model_config", "tp_group"))
+    return TreeCacheBuildContext(
+        params=params,
+        is_hybrid_swa=False,
+        is_hybrid_ssm=True,
+        enable_hierarchical_cache=False,
+        disable_radix_cache=False,
+        tp_size=1,
+        tp_rank=0,
+        **nothing,
+    )
+
+
+def named_units(cache: Cache) -> tuple[dict[Prefix, int], dict[Prefix, int]]:
+    """Return the attention page of each cached block and the checkpoint of each cached state, by prefix."""
+    blocks: dict[Prefix, int] = {}
+    states: dict[Prefix, int] = {}
+    size, pitch = cache.tokens.page_size, cache.tokens.pitch
+    component = cache.tree.checkpoints
+    pending: list[tuple[Any, tuple[int, ...]]] = [(cache.tree.root_node, ())]
+    while pending:
+        node, before = pending.pop()
+        tokens = before + tuple(node.key.token_ids[: len(node.key)])
+        salt = node.key.cache_salt
+        if node is not cache.tree.root_node:
+            ids = node.component_data[ComponentType.FULL].value.tolist()
+            assert len(ids) == len(node.key)
+            for start in range(0, len(ids), size):
+                page, rest = divmod(ids[start], pitch)
+                assert rest == 0
+                assert ids[start : start + size] == list(range(ids[start], ids[start] + size))
+                blocks[salt, tokens[: len(before) + start + size]] = page
+            checkpoint = component.checkpoint_of(node)
+            if checkpoint is not None:
+                states[salt, tokens] = checkpoint
+        pending.extend((child, tokens) for child in node.children.values())
+    return blocks, states
