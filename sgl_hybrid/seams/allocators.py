@@ -197,12 +197,16 @@ class CheckpointSlots(MambaSlotAllocator):
         return torch.tensor(slots, dtype=torch.int64, device=self.device)
 
     def free(self, free_index: torch.Tensor) -> None:
-        """Return slots with all their parts.
+        """Return slots with all their parts: every one of them or, if one cannot be returned, none.
 
         Raises:
-            ValueError: a slot is free already or has execution references.
+            ValueError: a slot is free already, has execution references, or comes twice.
         """
-        for v in free_index.view(-1).tolist():
+        slots = free_index.view(-1).tolist()
+        kept = [v for v in slots if not self.store.is_live(v) or self.store.references_of(v)]
+        if kept or len(set(slots)) != len(slots):
+            raise ValueError(f"expected live slots without execution references, each once, got {slots}")
+        for v in slots:
             lines = self.store.conv_row(v)
             members = self.store.member_row(v)
             self.store.free(v)
