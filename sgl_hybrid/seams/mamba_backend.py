@@ -109,8 +109,9 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         slots = self.forward_metadata.mamba_cache_indices[-num_decodes:].to(torch.int64)
         read, written = self.source[slots], slots
         if forward_batch.mamba_track_mask is not None:
-            mask = forward_batch.mamba_track_mask[-num_decodes:]
             kept = self.forward_metadata.mamba_track_indices[-num_decodes:].to(torch.int64)
+            # SGLang marks the tracking slot of a row whose request has ended meanwhile with -1.
+            mask = forward_batch.mamba_track_mask[-num_decodes:] & (kept >= 0)
             written = torch.where(mask, kept, slots)
             self.source[written] = written
         self.source[slots] = written
