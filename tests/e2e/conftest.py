@@ -47,6 +47,9 @@ SETUPS: dict[str, Setup] = {
         "falcon-h1-nano",
         "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01",
     ),
+    "s0-tiny": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b24"),
+    "s1-tiny": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b12"),
+    "stock": Setup("falcon-h1-nano", "--page-size 16 --max-total-tokens 65536 --max-mamba-cache-size 120"),
     "s2-tiny": Setup(
         "falcon-h1-nano",
         "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01",
