@@ -7,12 +7,13 @@ LOCK = requirements.lock
 LOCKED = $(VENV)/.locked-$(shell sha256sum < $(LOCK) | cut -c1-16)
 LINKED = $(VENV)/.linked-$(shell (echo $(CURDIR); cat pyproject.toml) | sha256sum | cut -c1-16)
 
-.PHONY: help env demo test lint types contracts unit e2e docs clean
+.PHONY: help env demo test lint types contracts unit e2e slow docs clean
 
 help:
 	@echo "make demo      start SGLang with --memory-org on a nano model, drive a load, print a table"
 	@echo "make test      lint, types, import contracts, all tests that need no GPU"
 	@echo "make lint|types|contracts|unit|e2e   one part of it"
+	@echo "make slow      the long comparison with stock SGLang, about ten minutes"
 	@echo "make docs      build the documentation site into site/"
 
 env: $(LINKED)
@@ -48,7 +49,11 @@ unit: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not e2e and not gpu" -n 2 --dist loadfile
 
 e2e: env
-	$(BIN)/python -m pytest tests/e2e -m e2e --durations 15
+	$(BIN)/python -m pytest tests/e2e -m "e2e and not slow" --durations 15
+
+# What takes too long for every change: 200 mixed requests on five servers against stock SGLang.
+slow: env
+	$(BIN)/python -m pytest tests -m slow --durations 15
 
 docs: env
 	$(BIN)/mkdocs build --strict

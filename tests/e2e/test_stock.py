@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e import client
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_REQUESTS = 200
 TOLERANCE = 2e-5
@@ -46,9 +46,10 @@ def test_answers_equal_stock_sglangs_token_for_token(servers, expected: list[dic
         assert ours["output_ids"] == theirs["output_ids"], f"request {index}"
         differences = zip(client.output_logprobs(ours), client.output_logprobs(theirs), strict=True)
         assert max(abs(a - b) for a, b in differences) <= TOLERANCE, f"request {index}"
-    assert sum(answer["meta_info"]["cached_tokens"] for answer in answers) > 0
     found = client.memory(url)
     assert found["checkpoints"]["freed"] > 0
+    # The prompts are shorter than D0's interval, so only the others find a state, and evict some.
     if not name.startswith("d0"):
+        assert sum(answer["meta_info"]["cached_tokens"] for answer in answers) > 0
         assert sum(found["evictions"].values()) > 0
     client.assert_nothing_held(url)
