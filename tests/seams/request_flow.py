@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sgl_hybrid.seams.admission import free_attention_pages, free_state_slots, slots_needed
+from sgl_hybrid.seams.admission import CheckedPrefillAdder
 from sgl_hybrid.seams.pools import track_for_extend
 from tests.seams.tree_fixture import Cache, codes
 
@@ -32,7 +32,6 @@ class Running:
 
     def __init__(self, req: Req) -> None:
         self.req = req
-        self.reserved_slots = self.reserved_pages = 0
 
     @property
     def salt(self) -> str | None:
@@ -58,7 +57,6 @@ class TinyServer:
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.running: list[Running] = []
-        self.deferred = 0
         self._serial = 0
 
     @property
@@ -70,52 +68,51 @@ class TinyServer:
         key = RadixKey(array("q", tokens), None, cache_salt=salt)
         return self.cache.tree.match_prefix(MatchPrefixParams(key=key))
 
-    def admit(self, tokens: Sequence[int], *, salt: str | None = None, new_tokens: int = 0) -> Running | None:
-        """Match, reserve and lock a request, or leave it waiting (None) when pages or slots would be short."""
-        tree, memory = self.cache.tree, self.cache.memory
-        self._serial += 1
-        req = Req(f"r{self._serial}", "", array("q", tokens), SamplingParams(max_new_tokens=16), cache_salt=salt)
-        req.init_next_round_input(tree)
-        lock = tree.lock(req.last_node)
-        slots = slots_needed(req, self.cache.requests)
-        blocks = -(-(len(tokens) + new_tokens - req.prefix_len) // self.block) + 1
-        pages = blocks + slots * memory.pages_per_checkpoint
-        waiting = [running for running in self.running if not running.req.kv.holds_kv]
-        free_slots = free_state_slots(tree) - sum(running.reserved_slots for running in waiting)
-        free_pages = free_attention_pages(tree) - sum(running.reserved_pages for running in waiting)
-        if slots > free_slots or pages > free_pages:
-            tree.unlock(lock)
-            self.deferred += 1
-            return None
-        req.lock = lock
-        running = Running(req)
-        running.reserved_slots, running.reserved_pages = slots, pages
-        self.running.append(running)
-        return running
+    def admit(self, *prompts: tuple[str | None, Sequence[int]], new_tokens: int = 8) -> list[Running]:
+        """One pass of the scheduler over waiting requests (salt, tokens): match, reserve and lock them in order, up to
+        the first that has to wait."""
+        tree, adder = self.cache.tree, self._adder()
+        admitted: list[Running] = []
+        for salt, tokens in prompts:
+            self._serial += 1
+            sampling = SamplingParams(max_new_tokens=new_tokens)
+            req = Req(f"r{self._serial}", "", array("q", tokens), sampling, cache_salt=salt)
+            req.init_next_round_input(tree)
+            adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+            if len(adder.can_run_list) == len(admitted):
+                break
+            admitted.append(Running(req))
+        self.running += admitted
+        return admitted
 
-    def extend(self, running: Running, end: int | None = None, *, publish: bool = True) -> bool:
-        """Prefill up to `end` (all of the prompt by default) and publish what is on the grid; False if pages are short.
+    def extend(self, *batch: Running, end: int | None = None) -> bool:
+        """Prefill requests in one batch up to `end` (all of each prompt by default); False if pages are short.
 
-        The first chunk binds row and slots. It cannot be short: `admit` has reserved for it.
+        A first chunk binds row and slots. It cannot be short: `admit` has reserved for it.
         """
-        req, tree = running.req, self.cache.tree
-        req.extend_end = len(req.full_untruncated_fill_ids) if end is None else end
-        first = not req.kv.holds_kv
-        if not first and not self._has_room(req.extend_len + self.block):
-            return False
-        batch = self._batch(req)
-        alloc_for_extend(batch)
-        tracked = track_for_extend(batch, req)
-        ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, [req])
+        for req in (running.req for running in batch):
+            req.extend_end = len(req.full_untruncated_fill_ids) if end is None else end
+        if all(running.req.kv.holds_kv for running in batch):
+            num_tokens = sum(running.req.extend_len + self.block for running in batch)
+            if not self._has_room(num_tokens):
+                return False
+        reqs = [running.req for running in batch]
+        state = self._batch(reqs, [req.extend_end for req in reqs])
+        alloc_for_extend(state)
+        tracked = [track_for_extend(state, req) for req in reqs]
+        ScheduleBatch._collect_deferred_mamba_cow_and_clear(state, reqs)
         states = self.cache.requests.mamba_pool
-        if batch.mamba_clear_indices is not None:
-            states.clear_slots(batch.mamba_clear_indices)
-        if batch.mamba_cow_src_indices is not None:
-            states.copy_from(batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices)
-        self._run_extend(running, tracked.track_position if tracked.track_mask else None)
-        if publish:
-            checkpoint_kv_cache(req, tree)
+        if state.mamba_clear_indices is not None:
+            states.clear_slots(state.mamba_clear_indices)
+        if state.mamba_cow_src_indices is not None:
+            states.copy_from(state.mamba_cow_src_indices, state.mamba_cow_dst_indices)
+        for running, track in zip(batch, tracked, strict=True):
+            self._run_extend(running, track.track_position if track.track_mask else None)
         return True
+
+    def publish(self, running: Running) -> None:
+        """Give the tree what the last chunk has tracked; the next chunk starts where it ended."""
+        checkpoint_kv_cache(running.req, self.cache.tree)
 
     def decode(self, running: Running, token: int) -> bool:
         """Sample `token` and run the step that consumes the one before it; False if no page could be had."""
@@ -123,7 +120,7 @@ class TinyServer:
         req.output_ids.append(token)
         if not self._has_room(self.block):
             return False
-        batch = self._batch(req)
+        batch = self._batch([req], [req.kv.kv_committed_len])
         alloc_for_decode_default(batch, 1)
         batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         position, lazy = None, self.cache.requests.enable_mamba_extra_buffer_lazy
@@ -151,17 +148,6 @@ class TinyServer:
         running.req.finished_reason = FINISH_ABORT()
         self._release(running, checkpoint=False)
 
-    def serve(self, tokens: Sequence[int], *, salt: str | None = None, chunk: int | None = None) -> int:
-        """Admit, prefill in chunks and finish a request without output; return the tokens it found cached."""
-        running = self.admit(tokens, salt=salt)
-        assert running is not None
-        found = running.req.prefix_len
-        ends = range(found + chunk, len(tokens), chunk) if chunk else ()
-        for end in [*ends, len(tokens)]:
-            assert self.extend(running, end)
-        self.finish(running)
-        return found
-
     def flush(self) -> None:
         """Drop everything cached, as `/flush_cache` does when no request runs."""
         assert not self.running
@@ -176,25 +162,36 @@ class TinyServer:
         else:
             self.cache.tree.unlock(running.req.lock)
 
+    def _adder(self) -> CheckedPrefillAdder:
+        running = [running.req for running in self.running]
+        return CheckedPrefillAdder(
+            self.block,
+            self.cache.tree,
+            self.cache.tokens,
+            SimpleNamespace(reqs=running, batch_size=lambda: len(running)),
+            new_token_ratio=1.0,
+            rem_input_tokens=1 << 20,
+            rem_chunk_tokens=None,
+        )
+
     def _has_room(self, num_tokens: int) -> bool:
         return self.cache.tokens.check_decode_capacity(num_tokens=num_tokens, tree_cache=self.cache.tree)
 
-    def _batch(self, req: Req) -> SimpleNamespace:
-        """SGLang's batch of one request, with what the functions used here read of it."""
-        extending = req.extend_end is not None and req.extend_end > req.kv.kv_committed_len
-        length = torch.tensor([req.extend_end if extending else req.kv.kv_committed_len])
+    def _batch(self, reqs: list[Req], lengths: list[int]) -> SimpleNamespace:
+        """SGLang's batch, with what the functions used here read of it. lengths: tokens of each row."""
+        rows = torch.tensor([req.kv.req_pool_idx or 0 for req in reqs])
         return SimpleNamespace(
-            reqs=[req],
+            reqs=reqs,
             tree_cache=self.cache.tree,
             req_to_token_pool=self.cache.requests,
             device="cpu",
-            prefix_lens=[req.prefix_len],
-            extend_lens=[req.extend_len],
-            extend_num_tokens=req.extend_len,
-            seq_lens=length,
-            seq_lens_cpu=length,
-            req_pool_indices=torch.tensor([req.kv.req_pool_idx or 0]),
-            req_pool_indices_cpu=torch.tensor([req.kv.req_pool_idx or 0]),
+            prefix_lens=[req.prefix_len for req in reqs],
+            extend_lens=[req.extend_len for req in reqs],
+            extend_num_tokens=sum(req.extend_len for req in reqs),
+            seq_lens=torch.tensor(lengths),
+            seq_lens_cpu=torch.tensor(lengths),
+            req_pool_indices=rows,
+            req_pool_indices_cpu=rows,
             hisparse_coordinator=None,
             model_config=SimpleNamespace(is_encoder_decoder=False),
             maybe_evict_swa=lambda: None,

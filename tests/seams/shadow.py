@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -63,41 +64,50 @@ class ShadowedServer:
         self._evict, self.cache.tree.evict_for_alloc = self.cache.tree.evict_for_alloc, self.note_evictions
 
     def admit(self, *prompts: Prefix) -> list[Flight]:
-        """Admit requests in one pass of the scheduler; return those that need not wait."""
-        admitted = []
-        for salt, tokens in prompts:
-            found = self.naive.find(salt, tokens[:-1])
-            running = self.server.admit(tokens, salt=salt, new_tokens=8)
+        """Let requests in, in one pass of the scheduler; those behind the first that has to wait are not looked at."""
+        expected = [self.naive.find(salt, tokens[:-1]) for salt, tokens in prompts]
+        admitted = self.server.admit(*prompts)
+        for (salt, tokens), found, running in zip_longest(prompts, expected, admitted):
             prefix = (salt, tokens[: found.depth])
             self.naive.touch(prefix)
-            if running is not None:
-                assert (running.req.prefix_len, running.req.mamba_branching_seqlen) == (found.depth, found.branch)
-                self.naive.locks[prefix] += 1
-                admitted.append(Flight(running, prefix))
-        self.flights += admitted
+            if running is None:
+                break
+            assert (running.req.prefix_len, running.req.mamba_branching_seqlen) == (found.depth, found.branch)
+            self.naive.locks[prefix] += 1
+            self.flights.append(Flight(running, prefix))
         self.settle()
-        return admitted
+        return self.flights[len(self.flights) - len(admitted) :]
 
-    def extend(self, flight: Flight, end: int | None = None) -> bool:
-        """Prefill up to `end` (all of the prompt by default), at most; False if the request had to be taken back."""
-        req = flight.running.req
-        begin, end = req.prefix_len, flight.prompt_tokens if end is None else min(end, flight.prompt_tokens)
-        boundary = end // self.naive.grid * self.naive.grid
-        if req.mamba_branching_seqlen is not None and begin < req.mamba_branching_seqlen < boundary:
-            boundary = req.mamba_branching_seqlen
-        skipped = self.cache.memory.store.counts.skipped
-        if not self.server.extend(flight.running, end):
-            self.abort(flight)
+    def extend(self, *batch: Flight, end: int | None = None) -> bool:
+        """Prefill requests in one batch, up to `end` at most, and publish; False if they had to be taken back."""
+        begins = [flight.running.req.prefix_len for flight in batch]
+        whole = [flight.prompt_tokens for flight in batch]
+        stop = None if end is None or end >= min(whole) else end
+        if not self.server.extend(*[flight.running for flight in batch], end=stop):
+            for flight in batch:
+                self.abort(flight)
             return False
+        self.settle()
+        for flight, begin, prompt_tokens in zip(batch, begins, whole, strict=True):
+            self._publish(flight, begin, prompt_tokens if stop is None else stop)
+        return True
+
+    def _publish(self, flight: Flight, begin: int, end: int) -> None:
+        """Publish the boundary that the tokens from `begin` to `end` have tracked, if there is one."""
+        boundary = end // self.naive.grid * self.naive.grid
+        branch = flight.running.req.mamba_branching_seqlen
+        if branch is not None and begin < branch < boundary:
+            boundary = branch
+        skipped = self.cache.memory.store.counts.skipped
+        self.server.publish(flight.running)
         if boundary <= begin or self.cache.memory.store.counts.skipped > skipped:
             self.settle()
-            return True
+            return
         self.settle(flight, boundary, self.pages_of(flight, boundary))
         self._unlock(flight.locked)
         flight.locked = flight.prefix(boundary)
         self.naive.locks[flight.locked] += 1
-        assert req.kv.cache_protected_len == boundary
-        return True
+        assert flight.running.req.kv.cache_protected_len == boundary
 
     def decode(self, flight: Flight, token: int) -> bool:
         """Run one decode step; False if the request had to be taken back."""
@@ -126,7 +136,7 @@ class ShadowedServer:
         (flight,) = self.admit((salt, tuple(tokens)))
         found = flight.running.req.prefix_len
         while not flight.prefilled:
-            assert self.extend(flight, None if chunk is None else flight.running.req.prefix_len + chunk)
+            assert self.extend(flight, end=None if chunk is None else flight.running.req.prefix_len + chunk)
         self.finish(flight)
         return found
 

@@ -88,7 +88,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), blocks=st.integers(1, 12))
     def extend(self, pick: int, blocks: int) -> None:
         for flight in picked([flight for flight in self.server.flights if not flight.prefilled], pick):
-            self.server.extend(flight, flight.running.req.prefix_len + blocks * PAGE_TOKENS)
+            self.server.extend(flight, end=flight.running.req.prefix_len + blocks * PAGE_TOKENS)
 
     @rule(pick=st.integers(0, 99), count=st.integers(1, 20))
     def decode(self, pick: int, count: int) -> None:
@@ -159,8 +159,9 @@ class TreeMachine(RuleBasedStateMachine):
     def admit(self, *prompts: Prefix) -> None:
         """Admit in one pass and bind at once: it takes what admission has reserved."""
         self.note(prompts[0])
-        for flight in self.server.admit(*prompts):
-            assert self.server.extend(flight, flight.running.req.prefix_len + 3 * PAGE_TOKENS)
+        flights = self.server.admit(*prompts)
+        if flights:
+            assert self.server.extend(*flights, end=flights[0].running.req.prefix_len + 3 * PAGE_TOKENS)
 
     def note(self, prompt: Prefix) -> None:
         self.asked = [*self.asked[-20:], prompt]
