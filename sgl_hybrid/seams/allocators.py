@@ -146,10 +146,13 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         sliding_window_size: int | None,
         chunk_size: int | None,
     ) -> int | None:
-        """Clip generation to what an otherwise empty pool holds beside the states of one request; None if its prompt
-        cannot fit."""
-        blocks = self.memory.pages.num_pages - 2 * self.memory.pages_per_checkpoint
-        room = blocks * self.page_size - input_tokens
+        """Clip generation to what is admitted when no other request runs; None if the prompt cannot fit.
+
+        Beside its tokens a request needs its two state slots, the cached checkpoint that it continues from or has
+        published last, a page for rounding, and one token to spare (`PrefillBudget.check_prefill`).
+        """
+        blocks = self.memory.pages.num_pages - 3 * self.memory.pages_per_checkpoint - 1
+        room = blocks * self.page_size - input_tokens - 1
         return None if room < 1 else min(max_new_tokens, room)
 
     def _take(self, count: int) -> list[int] | None:
