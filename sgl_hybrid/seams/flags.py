@@ -91,8 +91,13 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     from sgl_hybrid.seams import compat, install
 
     compat.check_version()
-    if str(values.get("device") or "").startswith("cpu") and os.environ.get("SGLANG_PLATFORM") != CPU_PLATFORM:
-        raise SettingError(f"--device cpu: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment, got none")
+    platform = os.environ.get("SGLANG_PLATFORM")
+    if platform != CPU_PLATFORM:
+        # On a GPU the decode step must run inside captured graphs, for which the backend has no static tables yet.
+        raise SettingError(
+            f"--memory-org: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment (serving on a GPU is not built "
+            f"yet), got {platform or 'none'}"
+        )
     if not os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
         os.environ["SGLANG_MAMBA_CONV_DTYPE"] = _compute_dtype(values)
     plan = plan_from_arguments(settings, values)

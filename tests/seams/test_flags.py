@@ -127,10 +127,11 @@ def test_a_missing_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_cpu_without_the_reference_platform_is_refused(nano: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_another_platform_is_refused(nano: Path, monkeypatch: pytest.MonkeyPatch, capsys, device: str) -> None:
     monkeypatch.delenv("SGLANG_PLATFORM")
     with pytest.raises(SystemExit):
-        parse(nano, "--device", "cpu", "--memory-org", "d0", "--memory-budget", "b63")
+        parse(nano, "--device", device, "--memory-org", "d0", "--memory-budget", "b63")
     assert "SGLANG_PLATFORM=sgl_hybrid_cpu" in capsys.readouterr().err
 
 
