@@ -172,10 +172,12 @@ def make_plan(
     except SettingError as error:
         raise SettingError(f"--memory-budget: {error}") from error
     if context_tokens is not None:
+        # What admission asks for when nothing else runs (`allocators.BlockAllocator.max_new_tokens_for_memory`): the
+        # request's slots, the checkpoint it continues from or has published last, and a page for rounding.
         need = minimum_budget(
             layout,
-            context_tokens=context_tokens,
-            checkpoints_per_request=STATE_SLOTS_PER_REQUEST,
+            context_tokens=context_tokens + layout.page_tokens + 1,
+            checkpoints_per_request=STATE_SLOTS_PER_REQUEST + 1,
             attention_fraction=fraction,
         ).budget
         if budget.total_bytes < need.total_bytes:
