@@ -33,12 +33,22 @@ def log_probabilities(folder: Path, dtype: str, token_ids: list[int], weights: s
 
     weights: the dtype the weights are rounded to before they are used in `dtype`.
     """
-    model = load(folder, dtype)
-    if weights is not None:
-        model = load(folder, weights).to(getattr(torch, dtype))
-        load.cache_clear()
+    return _forward(folder, dtype, tuple(token_ids), weights)
+
+
+@lru_cache(maxsize=256)
+def _forward(folder: Path, dtype: str, token_ids: tuple[int, ...], weights: str | None) -> torch.Tensor:
+    # Kept: every organization is compared on the same prompts, and gives the same tokens.
+    model = load(folder, dtype) if weights is None else _rounded(folder, dtype, weights)
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float(), dim=-1)
+
+
+@lru_cache(maxsize=1)
+def _rounded(folder: Path, dtype: str, weights: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, weights)).eval().to(getattr(torch, dtype))
 
 
 def compare(reference: torch.Tensor, prompt: list[int], answer: dict) -> Agreement:
