@@ -25,6 +25,12 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sgl_hybrid.seams.admission import CheckedPrefillAdder
 from sgl_hybrid.seams.pools import track_for_extend
 from tests.seams.tree_fixture import Cache, codes
+from tests.tiny_layouts import PAGE_TOKENS
+
+
+def prompt(blocks: int, *, rest: int = 1, seed: int = 0) -> tuple[int, ...]:
+    """Return a prompt of whole blocks and a rest, which has no token in common with one of another seed."""
+    return tuple(range(1000 * seed, 1000 * seed + blocks * PAGE_TOKENS + rest))
 
 
 class Running:

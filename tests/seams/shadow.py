@@ -178,15 +178,21 @@ class ShadowedServer:
             (self.cache.slots if slots else self.cache.tokens).free(torch.cat(taken))
         return len(taken)
 
-    def reclaim(self, page: int) -> None:
-        """Take a slab back: its checkpoints, all of them and no others, are out of the tree and its page is free."""
+    def reclaim(self, page: int) -> list[Prefix]:
+        """Take a slab back; return the prefixes that had their state in it. They, all of them and no others, are out of
+        the tree, and the page is free."""
         store = self.cache.memory.store
         mates = set(store.reclaim(page))
-        self._carry_out(Candidate(Kind.SLAB, 0.0, page), dict.fromkeys(self.cache.tree.tree_components, 0))
-        blocks, states = self.naive.lost_to(*named_units(self.cache))
-        assert {self.naive.states[prefix] for prefix in states} == mates
-        self.naive.lose(blocks, states)
+        before = dict(self.naive.states)
+        lost = self._lose_to(Candidate(Kind.SLAB, 0.0, page))
+        assert {before[prefix] for prefix in lost} == mates
         assert store.pages.kind_of(page) is PageKind.FREE
+        return lost
+
+    def evict_state(self, prefix: Prefix) -> None:
+        """Evict the state of one prefix, whatever its turn."""
+        node = self.cache.tree.checkpoints.node_of[self.naive.states[prefix]]
+        assert self._lose_to(Candidate(Kind.CHECKPOINT, 0.0, node.id)) == [prefix]
 
     def flush(self) -> None:
         """End all requests and drop everything cached."""
@@ -295,6 +301,13 @@ class ShadowedServer:
             found.append(node)
             node = node.lru_prev[lru._pt]
         assert found == nodes
+
+    def _lose_to(self, victim: Candidate) -> list[Prefix]:
+        """Carry out an eviction that no shortage asked for; return the prefixes that lost their state."""
+        self._carry_out(victim, dict.fromkeys(self.cache.tree.tree_components, 0))
+        blocks, states = self.naive.lost_to(*named_units(self.cache))
+        self.naive.lose(blocks, states)
+        return list(states)
 
     def _take_one(self, slots: bool) -> torch.Tensor | None:
         if slots:

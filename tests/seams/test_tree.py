@@ -14,6 +14,7 @@ from radix.eviction import Kind
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.pages import PageKind
 from tests.oracles.tree import Prefix
+from tests.seams.request_flow import prompt
 from tests.seams.shadow import ShadowedServer
 from tests.seams.tree_fixture import published_arguments, tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
@@ -41,11 +42,6 @@ def serve() -> Iterator[Serve]:
     yield start
     for server in started:
         server.check()
-
-
-def prompt(blocks: int, *, rest: int = 1, seed: int = 0) -> tuple[int, ...]:
-    """Return a prompt of whole blocks and a rest, which has no token in common with one of another seed."""
-    return tuple(range(1000 * seed, 1000 * seed + blocks * PAGE_TOKENS + rest))
 
 
 def depths(server: ShadowedServer, tokens: tuple[int, ...]) -> list[int]:
