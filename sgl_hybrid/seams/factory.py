@@ -9,6 +9,7 @@ Source: SGLang 0.5.23, `sglang/srt/mem_cache/unified_radix_cache.py`, `registry.
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,6 +76,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
         served = process.served()
         if self.disable or not served.memory.shared or options:
             return super().evict_for_alloc(params, **options)
+        start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store
         tokens = self.token_to_kv_pool_allocator.page_size
         wanted_pages = -(-params.num_tokens // tokens) + pages.num_free if params.num_tokens > 0 else 0
@@ -87,6 +89,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
             if victim is None:
                 break
             self._carry_out(victim, tracker)
+        self.update_eviction_metrics(tracker[BASE_COMPONENT_TYPE], start_time)
         return EvictResult(
             num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA]
         )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -282,6 +283,40 @@ def test_each_pool_of_d0_evicts_its_own_kind(serve: Serve) -> None:
     assert (len(server.naive.blocks), depths(server, tokens)) == (4, [3, 4])
     server.run_short(pages=1)
     assert (len(server.naive.blocks), depths(server, tokens)) == (3, [3])
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_b51_evicted_tokens_are_counted_by_sglangs_metric(serve: Serve, org: str) -> None:
+    server = serve(org)
+    counted: list[int] = []
+    server.cache.tree.metrics_collector = SimpleNamespace(
+        observe_eviction_duration=lambda seconds: None, increment_eviction_num_tokens=counted.append
+    )
+    server.serve(prompt(3))
+    server.run_short(slots=1)
+    server.run_dry(slots=False)
+    assert sum(counted) == 48
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_a_state_that_returns_under_a_lock_is_referenced(serve: Serve, org: str) -> None:
+    """The lock was taken on a tombstone; the state that is published there is protected until it is released."""
+    server = serve(org)
+    tokens = prompt(3)
+    server.serve(tokens, chunk=PAGE_TOKENS)
+    inner: Prefix = (None, tokens[: 2 * PAGE_TOKENS])
+    node = server.cache.tree.checkpoints.node_of[server.naive.states[inner]]
+    server.evict_state(inner)
+    server.pins.append((server.cache.tree.lock(node.id), inner))
+    server.naive.locks[inner] += 1
+    assert server.serve(tokens[:33]) == 16
+    server.check()
+    server.run_dry(slots=True)
+    assert server.probe(tokens).depth == 32
+    server.unpin()
+    server.check()
+    server.run_dry(slots=True)
+    assert depths(server, tokens) == []
 
 
 @pytest.mark.parametrize("org", SHARED)
