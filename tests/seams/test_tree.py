@@ -369,8 +369,8 @@ def test_b2_a_boundary_without_room_for_another_slot_is_not_published(serve: Ser
 @pytest.mark.parametrize("org", ORGS)
 def test_b1_requests_that_find_no_state_wait(serve: Serve, org: str) -> None:
     """Beside a locked state there is room for two requests. Of six at once two run, the others when these are done."""
-    state_pages = {"s0": 1, "s1": 3, "s2": 3, "d0": 0}[org]
-    server = serve(org, pages=1 + 5 * state_pages + 2 * 5, checkpoints=5)
+    pages = {"s0": 16, "s1": 26, "s2": 26, "d0": 40}[org]
+    server = serve(org, pages=pages, checkpoints=5)
     server.serve(prompt(1, seed=9))
     server.probe(prompt(1, seed=9), pin=True)
     waiting: list[Prefix] = [(None, prompt(2, seed=seed)) for seed in range(6)]
