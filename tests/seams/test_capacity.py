@@ -87,6 +87,19 @@ def test_b7b_what_is_cached_keeps_no_request_waiting(org: str) -> None:
     assert server.admit((None, prompt(PAGE_TOKENS)), new_tokens=room)
 
 
+def test_b1_the_state_that_a_request_continues_from_is_no_room_for_it() -> None:
+    """One state free and one cached, which the request would lock: it waits until another request has ended."""
+    server = TinyServer(start(tiny_plan("d0", pages=PAGES, checkpoints=4)))
+    assert serve(server, prompt(40), 1)
+    (other,) = server.admit((None, prompt(5, seed=1)))
+    assert server.extend(other)
+    store = server.cache.memory.store
+    assert (store.num_active, store.num_cached, store.num_free_ids) == (2, 1, 1)
+    assert server.admit((None, prompt(50))) == []
+    server.finish(other)
+    assert serve(server, prompt(50), 1)
+
+
 @pytest.mark.xfail(reason="a budget for two states leaves none for the cached one that a request continues from")
 def test_b7b_a_hit_keeps_no_request_waiting_where_there_are_two_states() -> None:
     """D0 with the states that its smallest budget buys: the next turn finds the checkpoint of the first."""
