@@ -93,6 +93,7 @@ def servers(
                     environment={**cpu_environment(setup.dtype), **dict(setup.environment)},
                 )
                 stack.enter_context(server)
+                stack.callback(server.stop, 1.0)
                 server.wait_ready(READY_TIMEOUT_S)
                 running[name] = server
             return running[name]

@@ -15,8 +15,11 @@ TOLERANCE = 2e-5
 """Largest difference of a float32 log-probability from the reference's."""
 
 
-@pytest.mark.parametrize("name", ["d0", "s0", "s1", "s2", "granite-d0", "granite-s2"])
-@pytest.mark.parametrize("together", [False, True], ids=["one-at-a-time", "together"])
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [(name, True) for name in ("d0", "s0", "s1", "s2", "granite-d0", "granite-s2")]
+    + [(name, False) for name in ("d0", "s2", "granite-d0")],
+)
 def test_float32_answers_equal_the_reference(servers, nano_models, name: str, together: bool) -> None:
     server, model = servers(name), SETUPS[name].model
     client.flush(server.url)
