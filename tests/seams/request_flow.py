@@ -74,7 +74,7 @@ class TinyServer:
         key = RadixKey(array("q", tokens), None, cache_salt=salt)
         return self.cache.tree.match_prefix(MatchPrefixParams(key=key))
 
-    def admit(self, *prompts: tuple[str | None, Sequence[int]], new_tokens: int = 8) -> list[Running]:
+    def admit(self, *prompts: tuple[str | None, Sequence[int]], new_tokens: int = 24) -> list[Running]:
         """One pass of the scheduler over waiting requests (salt, tokens): match, reserve and lock them in order, up to
         the first that has to wait."""
         tree, adder = self.cache.tree, self._adder()
@@ -124,6 +124,7 @@ class TinyServer:
         """Sample `token` and run the step that consumes the one before it; False if no page could be had."""
         req = running.req
         req.output_ids.append(token)
+        assert len(req.output_ids) < req.sampling_params.max_new_tokens
         if not self._has_room(self.block):
             return False
         batch = self._batch([req], [req.kv.kv_committed_len])

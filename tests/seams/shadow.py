@@ -42,6 +42,11 @@ class Flight:
         return len(self.running.req.origin_input_ids)
 
     @property
+    def tokens_left(self) -> int:
+        """Decode steps until the request has all the tokens that it asked for."""
+        return self.running.req.sampling_params.max_new_tokens - len(self.running.req.output_ids) - 1
+
+    @property
     def prefilled(self) -> bool:
         return self.running.req.prefix_len >= self.prompt_tokens
 
@@ -63,10 +68,10 @@ class ShadowedServer:
         self._carry_out, self.cache.tree._carry_out = self.cache.tree._carry_out, self.watch
         self._evict, self.cache.tree.evict_for_alloc = self.cache.tree.evict_for_alloc, self.note_evictions
 
-    def admit(self, *prompts: Prefix) -> list[Flight]:
+    def admit(self, *prompts: Prefix, new_tokens: int = 24) -> list[Flight]:
         """Let requests in, in one pass of the scheduler; those behind the first that has to wait are not looked at."""
         expected = [self.naive.find(salt, tokens[:-1]) for salt, tokens in prompts]
-        admitted = self.server.admit(*prompts)
+        admitted = self.server.admit(*prompts, new_tokens=new_tokens)
         for (salt, tokens), found, running in zip_longest(prompts, expected, admitted):
             prefix = (salt, tokens[: found.depth])
             self.naive.touch(prefix)

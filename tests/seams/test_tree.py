@@ -130,7 +130,7 @@ def test_twins_of_one_batch_leave_one_copy(serve: Serve, org: str) -> None:
 def test_b9_published_depth_is_what_was_consumed(serve: Serve, org: str, overlap: bool) -> None:
     """Chunks that end off a grid of two blocks; decoding across boundaries. The bytes say of which depth a state is."""
     server = ShadowedServer(tiny_plan(org, pages=60, checkpoints=12, grid_blocks=2), overlap=overlap)
-    (flight,) = server.admit((None, prompt(7, rest=3)))
+    (flight,) = server.admit((None, prompt(7, rest=3)), new_tokens=48)
     for end in (16, 48, 80, 115):
         assert server.extend(flight, end=end)
     for token in range(40):
@@ -329,7 +329,7 @@ def test_b3_states_get_the_pages_that_attention_holds(serve: Serve, org: str) ->
     assert pages.count(PageKind.ATTENTION) >= 50
     assert server.cache.slots.available_size() < 16
     server.victims.clear()
-    flights = server.admit(*[(None, prompt(1, seed=10 + number)) for number in range(8)])
+    flights = server.admit(*[(None, prompt(1, seed=10 + number)) for number in range(8)], new_tokens=8)
     assert len(flights) == 8
     assert server.extend(*flights)
     server.check()
@@ -376,7 +376,7 @@ def test_b1_requests_that_find_no_state_wait(serve: Serve, org: str) -> None:
     waiting: list[Prefix] = [(None, prompt(2, seed=seed)) for seed in range(6)]
     rounds = []
     while waiting:
-        flights = server.admit(*waiting)
+        flights = server.admit(*waiting, new_tokens=8)
         rounds.append(len(flights))
         assert server.extend(*flights)
         server.check()

@@ -29,7 +29,6 @@ RUNS = int(os.environ.get("TREE_MACHINE_RUNS", "80"))
 STEPS = int(os.environ.get("TREE_MACHINE_STEPS", "40"))
 WALK_STEPS = int(os.environ.get("TREE_MACHINE_WALK", "2000"))
 MAX_PROMPT_TOKENS = 180
-MAX_TOKENS = MAX_PROMPT_TOKENS + 40
 
 T = TypeVar("T")
 
@@ -93,14 +92,14 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), count=st.integers(1, 20))
     def decode(self, pick: int, count: int) -> None:
         for flight in picked([flight for flight in self.server.flights if flight.prefilled], pick):
-            for _ in range(min(count, MAX_TOKENS - flight.length)):
+            for _ in range(min(count, flight.tokens_left)):
                 if not self.server.decode(flight, flight.length * 7 % 5):
                     break
 
     @rule(pick=st.integers(0, 99))
     def finish(self, pick: int) -> None:
         for flight in picked([flight for flight in self.server.flights if flight.prefilled], pick):
-            self.note(flight.prefix(MAX_TOKENS))
+            self.note(flight.prefix(MAX_PROMPT_TOKENS))
             self.server.finish(flight)
 
     @rule(pick=st.integers(0, 99))
