@@ -162,6 +162,11 @@ class SlabAllocator:
         _, slot, slab = self._locate(line)
         return bool(slab.pinned >> slot & 1)
 
+    @property
+    def num_idle(self) -> int:
+        """Slabs without a pinned slot: their pages come free when what is cached in them goes."""
+        return sum(len(bucket) for bucket in self._idle)
+
     def sparsest_idle(self) -> int | None:
         """Return the idle slab with the fewest live slots, None if no slab is idle."""
         return next((next(iter(bucket)) for bucket in self._idle if bucket), None)

@@ -71,6 +71,11 @@ class StateMemory:
             return 0
         return self.layout.member_pages + (self.layout.conv_placement is ConvPlacement.PAGE)
 
+    @property
+    def num_idle_slabs(self) -> int:
+        """Slab pages that evicting all cached checkpoints gives, beyond their members."""
+        return 0 if self.store.slabs is None else self.store.slabs.num_idle
+
     def move_conv(self, moves: Sequence[Move]) -> None:
         """Copy the conv states of all recurrent layers from their old to their new lines."""
         old = torch.tensor([move.old_line for move in moves], device=self.pool.device)

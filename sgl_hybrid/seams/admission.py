@@ -24,7 +24,8 @@ class SharedPrefillBudget(PrefillBudget):
     """A token budget in which cached checkpoints are reclaimable too: either kind can be evicted for the other."""
 
     def _available_and_evictable(self) -> int:
-        pages = self.tree_cache.mamba_evictable_size() * process.served().memory.pages_freed_by_checkpoint
+        memory = process.served().memory
+        pages = self.tree_cache.mamba_evictable_size() * memory.pages_freed_by_checkpoint + memory.num_idle_slabs
         return super()._available_and_evictable() + pages * self.page_size
 
 
@@ -95,7 +96,7 @@ def free_attention_pages(tree_cache: Any) -> int:
     full = tree_cache.full_evictable_size() if tree_cache.supports_mamba() else tree_cache.evictable_size()
     pages = memory.pages.num_free + full // memory.layout.page_tokens
     if tree_cache.supports_mamba():
-        pages += tree_cache.mamba_evictable_size() * memory.pages_freed_by_checkpoint
+        pages += tree_cache.mamba_evictable_size() * memory.pages_freed_by_checkpoint + memory.num_idle_slabs
     return pages
 
 

@@ -64,18 +64,7 @@ def test_b5_near_the_capacity_a_request_completes_or_is_refused(org: str, overla
     assert outcomes == [None, None, None, *range(1, len(outcomes) - 2)]
 
 
-@pytest.mark.parametrize(
-    "org",
-    [
-        pytest.param(
-            org,
-            marks=pytest.mark.xfail(
-                org == "s2", reason="admission does not count the pages of slabs without a running request"
-            ),
-        )
-        for org in ORGS
-    ],
-)
+@pytest.mark.parametrize("org", ORGS)
 def test_b7b_what_is_cached_keeps_no_request_waiting(org: str) -> None:
     """Many cached checkpoints, in many slabs; nothing runs. The largest request is let in."""
     cache = start(tiny_plan(org, pages=90, checkpoints=20))
