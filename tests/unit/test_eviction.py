@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radix.eviction import Candidate, Kind, next_victim, slab_recency
+from radix.eviction import Candidate, Kind, next_victim, replay_value, slab_recency, value_per_byte
 
 CANDIDATES = st.lists(
-    st.builds(Candidate, st.sampled_from(Kind), st.integers(0, 5).map(float), st.integers(0, 9)), max_size=6
+    st.builds(Candidate, st.sampled_from(Kind), st.integers(0, 5).map(float), st.integers(0, 9), st.just(0.0)),
+    max_size=6,
 )
 
 
@@ -55,3 +56,40 @@ def test_a_slab_may_go_when_its_last_checkpoint_may(recencies: list[float]) -> N
 def test_an_empty_slab_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one checkpoint"):
         slab_recency([])
+
+
+def test_the_least_valuable_goes_before_the_least_recent() -> None:
+    old_and_wanted = Candidate(Kind.CHECKPOINT, 1.0, 1, value=0.5)
+    new_and_unwanted = Candidate(Kind.ATTENTION, 9.0, 2, value=0.25)
+    newest = Candidate(Kind.ATTENTION, 10.0, 3, value=0.25)
+    assert next_victim([old_and_wanted, newest, new_and_unwanted]) == new_and_unwanted
+
+
+def test_value_is_the_replay_that_each_requester_is_spared() -> None:
+    assert replay_value(2048, 1536, 3) == 3 * 512
+    assert replay_value(2048, 0, 1) == 2048
+    assert replay_value(512, 0, 0) == 0
+    assert value_per_byte(1024, 4096) == 0.25
+    assert value_per_byte(0, 4096) == 0.0
+
+
+def test_a_checkpoint_whose_loss_strands_more_attention_goes_later() -> None:
+    """Two contexts of equal depth and demand: one with a boundary just before, one whose only state this is."""
+    dense, lone = replay_value(2048, 1536, 2), replay_value(2048, 0, 2)
+    victims = [Candidate(Kind.CHECKPOINT, 1.0, 1, lone / 100), Candidate(Kind.CHECKPOINT, 2.0, 2, dense / 100)]
+    assert next_victim(victims) == victims[1]
+
+
+def test_what_frees_nothing_goes_last() -> None:
+    assert value_per_byte(0, 0) == float("inf")
+
+
+@pytest.mark.parametrize("call", [lambda: replay_value(512, 512, 1), lambda: replay_value(512, -1, 1)])
+def test_a_boundary_that_is_not_on_the_left_is_refused(call) -> None:
+    with pytest.raises(ValueError, match="nearest boundary"):
+        call()
+
+
+def test_negative_quantities_are_refused() -> None:
+    with pytest.raises(ValueError, match="from 0 on"):
+        value_per_byte(-1, 4)

@@ -1,0 +1,107 @@
+"""Admission headroom: blocks that must stay free beyond the need when a waiting or retracted request is admitted.
+
+Headroom is a condition, not memory: nothing is set aside or handed out. `available` counts what could be handed out,
+so it includes cached blocks that no request references. A pool has its own number of blocks B and its own
+H = floor(f*B); with two pools a request needs both to agree. When nothing runs, H does not count: whatever fits is
+admitted, so a request can wait for others but never for headroom alone.
+
+Source: paper sections 4.4 and C.3; the paper leaves open what B is in D0.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+LOWEST, HIGHEST = 0.0, 0.35
+"""Bounds of the automatic fraction; the upper one is the largest that the paper measures in every organization."""
+
+
+class Verdict(enum.StrEnum):
+    """What admission says: yes, not without the headroom, or not at all now."""
+
+    ADMIT = "admit"
+    HEADROOM = "headroom"
+    SHORT = "short"
+
+
+class PoolCheck(NamedTuple):
+    """One pool at an admission: blocks that the request needs, blocks that could be handed out, blocks in the pool."""
+
+    need: int
+    available: int
+    num_blocks: int
+
+
+def headroom_blocks(fraction: float, num_blocks: int) -> int:
+    """Return H = floor(f*B) in blocks. f is read as the decimal that it was written as: 0.29 of 100 blocks is 29.
+
+    Raises:
+        ValueError: the fraction is not in [0, 1), or the number of blocks is negative.
+    """
+    if not 0.0 <= fraction < 1.0 or num_blocks < 0:
+        raise ValueError(f"expected 0 <= f < 1 of 0 or more blocks, got f={fraction} of {num_blocks}")
+    return math.floor(Fraction(repr(fraction)) * num_blocks)
+
+
+def judge(checks: Sequence[PoolCheck], fraction: float, *, idle: bool) -> Verdict:
+    """Judge one candidate. idle: no request runs and none was admitted in this round; then only the need counts."""
+    if any(check.need > check.available for check in checks):
+        return Verdict.SHORT
+    if idle:
+        return Verdict.ADMIT
+    kept = all(check.need + headroom_blocks(fraction, check.num_blocks) <= check.available for check in checks)
+    return Verdict.ADMIT if kept else Verdict.HEADROOM
+
+
+class FixedHeadroom:
+    """A fraction that was given."""
+
+    def __init__(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    def retracted(self, lost_tokens: int) -> None:
+        """Ignored: the fraction is fixed."""
+
+    def deferred(self) -> None:
+        """Ignored: the fraction is fixed."""
+
+
+class AutoHeadroom:
+    """A fraction that follows what is observed, between `LOWEST` and `HIGHEST`.
+
+    Both errors of a fraction are counted in tokens. One that is too small costs retractions: the tokens that a
+    retracted request has to compute again, at `replay_weight` of an output token each, because prefill computes many at
+    once. One that is too large costs a token for each round in which a request waits for headroom alone. The fraction
+    rises with the first and falls with the second, by `gain` times their share of the tokens that the pool holds, so it
+    rests where both cost the same.
+
+    pool_tokens: tokens that the pool would hold with attention only.
+    """
+
+    def __init__(self, pool_tokens: int, *, start: float = 0.1, gain: float = 10.0, replay_weight: float = 0.1) -> None:
+        if pool_tokens < 1 or not LOWEST <= start <= HIGHEST:
+            raise ValueError(
+                f"expected a pool of at least 1 token and a start from {LOWEST} to {HIGHEST}, "
+                f"got {pool_tokens} tokens and {start}"
+            )
+        self.fraction = start
+        self._step = gain / pool_tokens
+        self._replay_weight = replay_weight
+
+    def retracted(self, lost_tokens: int) -> None:
+        """Note a retraction after which `lost_tokens` have to be computed again."""
+        self._move(self._replay_weight * lost_tokens)
+
+    def deferred(self) -> None:
+        """Note a scheduler round in which a request waited for headroom alone."""
+        self._move(-1.0)
+
+    def _move(self, tokens: float) -> None:
+        self.fraction = min(HIGHEST, max(LOWEST, self.fraction + self._step * tokens))
+
+
+Headroom = FixedHeadroom | AutoHeadroom
