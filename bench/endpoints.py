@@ -29,6 +29,7 @@ class Answer:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.num_retractions: int | None = None
+        self.queue_s: float | None = None
         self.finish_reason: str | None = None
 
     def grow(self, num_tokens: int, now_ns: int) -> None:
@@ -61,6 +62,7 @@ class _Meta(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     num_retractions: int | None = None
+    queue_time: float | None = None
     finish_reason: _Finish | None = None
 
 
@@ -97,7 +99,7 @@ class GenerateEndpoint:
             raise StreamError(f"expected {meta.completion_tokens} token ids so far, got {len(answer.output_ids)}")
         answer.grow(len(answer.output_ids), now_ns)
         answer.prompt_tokens, answer.cached_tokens = meta.prompt_tokens, meta.cached_tokens
-        answer.num_retractions = meta.num_retractions
+        answer.num_retractions, answer.queue_s = meta.num_retractions, meta.queue_time
         if meta.finish_reason is not None:
             answer.finish_reason = meta.finish_reason.type
             if meta.finish_reason.type == "abort":

@@ -207,6 +207,7 @@ class LoadRun:
             output_tokens=answer.num_tokens,
             cached_tokens=answer.cached_tokens,
             num_retractions=answer.num_retractions,
+            queue_ns=None if answer.queue_s is None else round(answer.queue_s * 1e9),
             finish_reason=answer.finish_reason,
             retries=trial.retries,
             output_ids=answer.output_ids,

@@ -54,8 +54,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     status: `ok` answered in full; `failed` refused, broken off or aborted (`error` says why); `cancelled` in flight
     when the run was stopped; `unsent` not sent before that. `sent_ns` is when the attempt that counts was begun. Token
-    times are those at which the client read the piece of the stream that carried the token. `cached_tokens` and
-    `num_retractions` are None where the server does not report them, `output_ids` where it returns text only.
+    times are those at which the client read the piece of the stream that carried the token. `cached_tokens`,
+    `num_retractions` and `queue_ns` (in the server's waiting queue, all stays together) are None where the server does
+    not report them, `output_ids` where it returns text only.
     """
 
     index: int
@@ -72,6 +73,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     cached_tokens: int | None = None
     num_retractions: int | None = None
+    queue_ns: int | None = None
     finish_reason: str | None = None
     error: str | None = None
     retries: list[Retry] = []

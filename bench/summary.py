@@ -2,8 +2,8 @@
 
 Throughput counts the output tokens of requests answered in full, over the request span: from the first request sent to
 the last token of the last request answered in full. TTFT is first token minus sent, TPOT the mean gap between the
-tokens of one request, E2E last token minus sent; percentiles are over the requests answered in full, by linear
-interpolation. A number that cannot be formed is None, not zero.
+tokens of one request, E2E last token minus sent, queue what the server reports of its waiting queue; percentiles are
+over the requests answered in full, by linear interpolation. A number that cannot be formed is None, not zero.
 Source: paper section 4.1 (throughput, request span, latencies).
 """
 
@@ -13,20 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 from rich.table import Table
 
+from bench.metrics.latency import NS_PER_MS, Spread, e2e_ms, queue_ms, spread, tpot_ms, ttft_ms
+from bench.metrics.windows import known, request_span
 from bench.records import RequestRecord
 
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Median and 99th percentile."""
-
-    p50: float
-    p99: float
+__all__ = ["Spread", "Summary", "summarize", "summary_table"]
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +41,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     e2e_ms: Spread | None
+    queue_ms: Spread | None
     start_lag_ms: Spread | None
 
 
@@ -57,7 +51,8 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
     ok = [record for record in records if record.status == "ok"]
     sent = [record for record in records if record.sent_ns is not None]
     output_tokens = sum(record.output_tokens for record in ok)
-    span_s = (max(_last(r) for r in ok) - min(_sent(r) for r in sent)) / NS_PER_S if ok else None
+    span = request_span(records)
+    span_s = span.seconds if span else None
     return Summary(
         num_requests=len(records),
         num_ok=status["ok"],
@@ -72,10 +67,11 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         prompt_tokens=sum(record.prompt_tokens for record in ok),
         cached_tokens=_total([record.cached_tokens for record in ok]),
         num_preemptions=_total([record.num_retractions for record in ok]),
-        ttft_ms=_spread_ms([_first(r) - _sent(r) for r in ok]),
-        tpot_ms=_spread_ms([(_last(r) - _first(r)) / (r.output_tokens - 1) for r in ok if r.output_tokens > 1]),
-        e2e_ms=_spread_ms([_last(r) - _sent(r) for r in ok]),
-        start_lag_ms=_spread_ms([_sent(r) - r.planned_ns for r in sent]),
+        ttft_ms=spread(map(ttft_ms, ok)),
+        tpot_ms=spread(map(tpot_ms, ok)),
+        e2e_ms=spread(map(e2e_ms, ok)),
+        queue_ms=spread(map(queue_ms, ok)),
+        start_lag_ms=spread((known(r.sent_ns) - r.planned_ns) / NS_PER_MS for r in sent),
     )
 
 
@@ -93,13 +89,14 @@ def summary_table(summary: Summary, title: str) -> Table:
     table.add_row("prompt tokens", f"{summary.prompt_tokens:,}")
     table.add_row("cached prompt tokens", _cached_text(summary))
     table.add_row("preemptions", "not reported" if summary.num_preemptions is None else f"{summary.num_preemptions:,}")
-    for name, spread in (
+    for name, times in (
         ("TTFT p50 / p99", summary.ttft_ms),
         ("TPOT p50 / p99", summary.tpot_ms),
         ("E2E p50 / p99", summary.e2e_ms),
+        ("queue p50 / p99", summary.queue_ms),
         ("start lag p50 / p99", summary.start_lag_ms),
     ):
-        table.add_row(name, "-" if spread is None else f"{spread.p50:,.1f} / {spread.p99:,.1f} ms")
+        table.add_row(name, "-" if times is None else f"{times.p50:,.1f} / {times.p99:,.1f} ms")
     return table
 
 
@@ -120,30 +117,5 @@ def _text(value: float | None, unit: str, digits: int) -> str:
 
 def _total(values: Sequence[int | None]) -> int | None:
     """Return the sum, or None where nothing or not everything was reported."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _spread_ms(values_ns: Sequence[float]) -> Spread | None:
-    if not values_ns:
-        return None
-    p50, p99 = np.percentile(np.asarray(values_ns, dtype=np.float64) / NS_PER_MS, [50, 99]).tolist()
-    return Spread(p50, p99)
-
-
-def _sent(record: RequestRecord) -> int:
-    return _known(record.sent_ns)
-
-
-def _first(record: RequestRecord) -> int:
-    return _known(record.first_token_ns)
-
-
-def _last(record: RequestRecord) -> int:
-    return _known(record.last_token_ns)
-
-
-def _known(time_ns: int | None) -> int:
-    if time_ns is None:
-        raise ValueError("expected a record with its times, got one without: the requests file was changed")
-    return time_ns
+    reported = [value for value in values if value is not None]
+    return sum(reported) if reported and len(reported) == len(values) else None
