@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import suite_commands
 from bench.server import ServerError
 from sgl_hybrid.errors import SettingError
 
@@ -199,6 +200,9 @@ def demo(
     result = run_demo(settings, folder, command=_command(context), console=Console())
     _report(result, as_json=False)
     raise typer.Exit(_status(result))
+
+
+suite_commands.add_to(app)
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -1,0 +1,207 @@
+"""From an arm and a budget to the flags of its server, at the same bytes for every arm.
+
+A budget is the state memory over all layers. Each engine turns it into its own whole units: pages (S0, S1, S2), two
+kinds of units (D0), tokens and state slots (SGLang), blocks of one size for both kinds (vLLM). `ArmPlan.describe` says
+which units, and how far their bytes are from the budget. Padding units (SGLang's slot and page 0, this project's page
+0, vLLM's null block) are outside the count on every side.
+
+Source: SGLang 0.5.23, `mem_cache/kv_cache_configurator.py`, `mem_cache/unified_memory_pool.py` (a pool given as token
+and slot counts has their bytes); vLLM 0.32, `platforms/interface.py` (attention block raised until its page holds one
+state, in steps of 128 tokens on a CPU).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import msgspec
+
+from bench.arms import Arm
+from bench.server import cpu_environment, sglang_command
+from bench.variants import variant_of
+from sgl_hybrid.config import FLAGS
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.budget import Budget, minimum_budget, parse_budget, plan_units
+from sgl_hybrid.memory.geometry import StateGeometry
+from sgl_hybrid.memory.organization import layout_for
+
+STATE_SLOTS = 2
+"""State slots that a running request of this project's organizations holds."""
+VLLM_BLOCK_STEP_TOKENS = 128
+SPARE_CACHED_STATES = 512
+"""State slots of a ceiling beyond those of its running requests: more than the checkpoints that a run leaves."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What every arm of a campaign serves: the model's folder, its dtype, and the longest request [tokens]."""
+
+    model: Path
+    dtype: str = "float32"
+    context_tokens: int = 8192
+
+    def geometry(self) -> StateGeometry:
+        """Return the bytes of the model's state. Raises: SettingError."""
+        return StateGeometry.from_config(
+            self.model, kv_dtype=self.dtype, ssm_dtype=self.dtype, conv_dtype=self.dtype, tp_size=1
+        )
+
+
+class ArmPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How one arm is served at one budget. `units` are its whole units; `missing` names flags that its server lacks."""
+
+    arm: str
+    budget: str
+    budget_bytes: int
+    total_bytes: int
+    units: dict[str, int]
+    flags: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return the units and the rounding in one line."""
+        units = ", ".join(f"{count:,} {name}" for name, count in self.units.items())
+        if self.total_bytes > 4 * self.budget_bytes:
+            return f"{units}: {self.total_bytes:,} B, memory to spare"
+        return (
+            f"{units}: {self.total_bytes:,} B, {100 * (self.total_bytes / self.budget_bytes - 1):+.2f} % of the budget"
+        )
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell sets besides arm and budget. mamba_share: instead of the arm's own (`stock-tuned`)."""
+
+    cap: int
+    headroom: float = 0.0
+    variant: str = ""
+    mamba_share: float | None = None
+
+
+def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> ArmPlan:
+    """Return units and flags of `arm` at a budget.
+
+    Raises: SettingError if the budget is malformed or does not hold one request of the arm.
+    """
+    geometry = serving.geometry()
+    budget = parse_budget(budget_text, geometry)
+    own = [*arm.flags, *variant_of(policy.variant).flags]
+    if arm.engine == "vllm":
+        total, units, sizing = _vllm(arm, budget, geometry, serving, policy.cap)
+    elif arm.organization is not None:
+        total, units = _organization(arm, budget, geometry, serving)
+        sizing = ["--memory-budget", budget_text]
+        own += ["--admission-headroom", f"{policy.headroom:g}"] if policy.headroom else []
+    else:
+        total, units, sizing = _stock(arm, budget, geometry, serving, policy)
+    known = {flag.option for flag in FLAGS}
+    needed = [flag for flag in own if flag.startswith("--")] if arm.organization is not None else []
+    return ArmPlan(
+        arm=arm.name,
+        budget=budget_text,
+        budget_bytes=budget.total_bytes,
+        total_bytes=total,
+        units=units,
+        flags=(*own, *sizing),
+        missing=tuple(flag for flag in needed if flag not in known),
+    )
+
+
+def server_command(arm: Arm, plan: ArmPlan, serving: Serving, cap: int, port: int, vllm: Path) -> list[str]:
+    """Return the command line of the arm's server on this machine. `vllm`: interpreter of vLLM's own environment."""
+    if arm.engine == "vllm":
+        launch = [str(vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", str(serving.model)]
+        return [
+            *launch,
+            *("--served-model-name", "nano", "--host", "127.0.0.1", "--port", str(port), "--dtype", serving.dtype),
+            *("--max-model-len", str(serving.context_tokens), "--max-num-seqs", str(cap)),
+            *("--enable-prefix-caching", "--enable-prompt-tokens-details", *plan.flags),
+        ]
+    half = ("--mamba-ssm-dtype", "bfloat16") if serving.dtype == "bfloat16" else ()
+    common = [
+        *("--device", "cpu", "--dtype", serving.dtype, *half, "--attention-backend", "torch_native"),
+        *("--max-running-requests", str(cap), "--context-length", str(serving.context_tokens)),
+        *("--sleep-on-idle", "--enable-metrics", "--enable-cache-report", "--incremental-streaming-output"),
+    ]
+    return sglang_command(serving.model, port, [*common, *plan.flags])
+
+
+def server_environment(arm: Arm, serving: Serving) -> dict[str, str]:
+    """Return what the arm's server needs in its environment."""
+    if arm.engine == "vllm":
+        return {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_HYBRID_FIX": "states"}
+    return cpu_environment(serving.dtype)
+
+
+def default_vllm_python() -> Path:
+    """Return where `make vllm` puts the interpreter of vLLM's environment."""
+    return Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+
+
+def _organization(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving) -> tuple[int, dict[str, int]]:
+    layout = layout_for(
+        arm.organization or arm.name, geometry, checkpoint_interval=_number(arm.flags, "--checkpoint-interval")
+    )
+    units = plan_units(layout, budget)
+    least = minimum_budget(layout, context_tokens=serving.context_tokens, checkpoints_per_request=STATE_SLOTS)
+    _require_room(arm, budget, least.total_bytes)
+    if layout.shared:
+        return units.total_bytes, {f"pages of {layout.page_bytes * layout.planes:,} B": units.num_pages}
+    attention = f"blocks of {layout.page_tokens} tokens"
+    return units.total_bytes, {attention: units.num_attention_pages, "composites": units.num_checkpoints}
+
+
+def _stock(
+    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, policy: Policy
+) -> tuple[int, dict[str, int], list[str]]:
+    token, state = kv_bytes(geometry), state_bytes(geometry)
+    if arm.spare:
+        tokens, slots = serving.context_tokens * policy.cap, arm.state_slots * policy.cap + SPARE_CACHED_STATES
+    else:
+        share = policy.mamba_share or arm.mamba_share or 0.0
+        slots = math.floor(share * budget.total_bytes / state)
+        tokens = (budget.total_bytes - slots * state) // token
+        least = max(arm.state_slots * state / share, serving.context_tokens * token / (1 - share))
+        _require_room(arm, budget, math.ceil(least))
+    sizing = ["--max-total-tokens", str(tokens), "--max-mamba-cache-size", str(slots)]
+    return tokens * token + slots * state, {"tokens": tokens, "state slots": slots}, sizing
+
+
+def _vllm(
+    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, cap: int
+) -> tuple[int, dict[str, int], list[str]]:
+    block_tokens = math.ceil(geometry.composite_bytes / geometry.kv_token_bytes / VLLM_BLOCK_STEP_TOKENS)
+    block_tokens *= VLLM_BLOCK_STEP_TOKENS
+    attention, recurrent = len(geometry.attention_layers), len(geometry.recurrent_layers)
+    block = block_tokens * geometry.kv_token_bytes * min(attention, recurrent)
+    per_request = math.ceil(serving.context_tokens / block_tokens) + 3 * math.ceil(recurrent / attention)
+    blocks = (per_request + 2) * cap if arm.spare else budget.total_bytes // block
+    if not arm.spare:
+        _require_room(arm, budget, per_request * block)
+    sizing = [
+        *("--block-size", str(block_tokens), "--num-gpu-blocks-override", str(blocks + 1)),
+        *("--kv-cache-memory-bytes", str((blocks + 2) * block), "--max-num-batched-tokens", "8192"),
+    ]
+    return blocks * block, {f"blocks of {block_tokens} tokens": blocks}, sizing
+
+
+def kv_bytes(geometry: StateGeometry) -> int:
+    """Return the bytes of one token's attention KV over all layers."""
+    return geometry.kv_token_bytes * len(geometry.attention_layers)
+
+
+def state_bytes(geometry: StateGeometry) -> int:
+    """Return the bytes of one recurrent state with its convolution state over all layers."""
+    return geometry.composite_bytes * len(geometry.recurrent_layers)
+
+
+def _require_room(arm: Arm, budget: Budget, least_bytes: int) -> None:
+    if budget.total_bytes < least_bytes:
+        raise SettingError(
+            f"expected a budget that holds one request in arm {arm.name}, got {budget.text} "
+            f"({budget.total_bytes} B); smallest: {least_bytes} B"
+        )
+
+
+def _number(flags: tuple[str, ...], name: str) -> int | None:
+    return int(flags[flags.index(name) + 1]) if name in flags else None
