@@ -62,11 +62,3 @@ def _growth(samples: Sequence[GaugeSample], name: str) -> float | None:
     if any(after < before for before, after in pairwise(values)):
         raise ValueError(f"expected the counter {name} to rise over the samples of one server, got a fall")
     return float(values[-1] - values[0])
-
-
-def conv_saving_bytes(live_checkpoints: int, slabs: int, page_bytes: int) -> int:
-    """Return what one dump of slabs saves against a page for each convolution state: page_bytes * (live - slabs).
-
-    Both sides are the same set of states, so this compares representations, not two runs. Source: appendix E.1, (E1).
-    """
-    return page_bytes * (live_checkpoints - slabs)

@@ -17,7 +17,7 @@ from bench.metrics.windows import (
     output_tokens_in,
     request_span,
 )
-from bench.metrics.work import Work, conv_saving_bytes, work
+from bench.metrics.work import Work, work
 from bench.records import RequestRecord
 from bench.samples import GaugeSample
 
@@ -236,9 +236,3 @@ def test_work_is_the_growth_of_the_counters_and_input_is_what_output_leaves() ->
     assert without.recorded_tokens_per_step is None
     with pytest.raises(ValueError, match="input_tokens to rise"):
         work(list(reversed(SAMPLES)))
-
-
-@pytest.mark.parametrize(("live", "slabs", "saved_mib"), [(43, 3, 20), (69, 5, 32)])
-def test_a_dump_of_slabs_against_a_page_for_each_state(live: int, slabs: int, saved_mib: int) -> None:
-    """Paper, section E.1: two dumps with 512 KiB pages."""
-    assert conv_saving_bytes(live, slabs, 512 * 1024) == saved_mib * 2**20
