@@ -41,6 +41,8 @@ class Policies(NamedTuple):
     pin_k: int | None = None
     protection: float = 0.25
     value_eviction: bool = False
+    every_boundary: bool = False
+    """States at every boundary of a prompt, not at its end and branch point only."""
 
 
 class Scheduler:
@@ -117,7 +119,8 @@ class Scheduler:
             found = max((end for end in range(1, len(text)) if text[:end] in self.blocks), default=0)
             for end in range(1, len(text) + 1):
                 self.blocks.setdefault(text[:end], self._clock)
-            for end in sorted({found, len(text) - 1} - {0}):
+            ends = range(hit + 1, len(text)) if self.policies.every_boundary else sorted({found, len(text) - 1} - {0})
+            for end in ends:
                 self._publish(work, text[:end])
 
     def _judge(self, work: Work) -> Verdict:

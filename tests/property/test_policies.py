@@ -25,6 +25,7 @@ policies = st.builds(
     st.sampled_from([None, 3, 2, 1]),
     st.sampled_from([0.0, 0.25, 1.0]),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -85,3 +86,16 @@ def test_pins_and_retention_take_effect_in_a_storm() -> None:
     scheduler = storm(Policies(FixedHeadroom(0.0), Lifetime.RETAINED, pin_k=1, protection=0.5))
     assert scheduler.pins.counts.pinned > 0
     assert scheduler.pins.counts.most_at_once > 0
+
+
+def test_the_last_request_takes_what_is_protected() -> None:
+    """Its own retained boundaries fill the pool before it has made its last block."""
+    chosen = Policies(FixedHeadroom(0.0), Lifetime.RETAINED, retention_k=1, protection=1.0, every_boundary=True)
+    scheduler = Scheduler(12, chosen)
+    scheduler.submit(Work("r0", (0, 1, 2, 3, 4), 3))
+    scheduler.step()
+    assert scheduler.budget.used[0] > 0
+    while scheduler.running:
+        scheduler.step()
+    assert scheduler.done == ["r0"]
+    assert scheduler.budget.used == (0,)
