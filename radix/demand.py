@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 DIGEST_BYTES = 16
@@ -36,16 +36,27 @@ class Namespace(NamedTuple):
         return digest.digest()
 
 
-def boundary_names(namespace: Namespace, tokens: Sequence[int], grid: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (depth, name) of each boundary of a prefix, depth a multiple of `grid` up to all its tokens.
+class BoundaryNames:
+    """Names of the boundaries of one request, made once each. A name depends on the namespace and on every token before
+    the boundary; grid: tokens between two boundaries."""
 
-    A name depends on the namespace and on every token before the boundary. Copies the tokens once, as 64-bit integers.
-    """
-    name = namespace.seed()
-    content = memoryview(array("q", tokens)).cast("B")
-    for depth in range(grid, len(tokens) + 1, grid):
-        name = hashlib.blake2b(name + bytes(content[8 * (depth - grid) : 8 * depth]), digest_size=DIGEST_BYTES).digest()
-        yield depth, name
+    def __init__(self, namespace: Namespace, grid: int) -> None:
+        self.grid = grid
+        self._names: list[bytes] = []
+        self._last = namespace.seed()
+
+    def up_to(self, tokens: Sequence[int]) -> list[bytes]:
+        """Return the names of all boundaries of a prefix, in order. The prefix must go on from the one of the last call
+        or be a part of it; tokens are read as 64-bit integers, those of named boundaries not again."""
+        named = len(self._names) * self.grid
+        wanted = len(tokens) // self.grid
+        content = array("q", tokens[named : wanted * self.grid]).tobytes()
+        width = 8 * self.grid
+        for start in range(0, len(content), width):
+            block = content[start : start + width]
+            self._last = hashlib.blake2b(self._last + block, digest_size=DIGEST_BYTES).digest()
+            self._names.append(self._last)
+        return self._names[:wanted]
 
 
 class Demand:

@@ -29,11 +29,12 @@ class Verdict(enum.StrEnum):
 
 
 class PoolCheck(NamedTuple):
-    """One pool at an admission: blocks that the request needs, blocks that could be handed out, blocks in the pool."""
+    """One pool at an admission, all in one unit of the caller's: what the request needs, what could be handed out, and
+    the headroom that has to stay."""
 
     need: int
     available: int
-    num_blocks: int
+    headroom: int
 
 
 def headroom_blocks(fraction: float, num_blocks: int) -> int:
@@ -47,14 +48,13 @@ def headroom_blocks(fraction: float, num_blocks: int) -> int:
     return math.floor(Fraction(repr(fraction)) * num_blocks)
 
 
-def judge(checks: Sequence[PoolCheck], fraction: float, *, idle: bool) -> Verdict:
+def judge(checks: Sequence[PoolCheck], *, idle: bool) -> Verdict:
     """Judge one candidate. idle: no request runs and none was admitted in this round; then only the need counts."""
     if any(check.need > check.available for check in checks):
         return Verdict.SHORT
-    if idle:
+    if idle or all(check.need + check.headroom <= check.available for check in checks):
         return Verdict.ADMIT
-    kept = all(check.need + headroom_blocks(fraction, check.num_blocks) <= check.available for check in checks)
-    return Verdict.ADMIT if kept else Verdict.HEADROOM
+    return Verdict.HEADROOM
 
 
 class FixedHeadroom:

@@ -12,9 +12,9 @@ import zlib
 from collections import Counter, deque
 from typing import NamedTuple
 
-from radix.demand import Demand, Namespace, boundary_names
+from radix.demand import BoundaryNames, Demand, Namespace
 from radix.eviction import Candidate, Kind, next_victim, replay_value, value_per_byte
-from radix.headroom import Headroom, PoolCheck, Verdict, judge
+from radix.headroom import Headroom, PoolCheck, Verdict, headroom_blocks, judge
 from radix.pinning import Pins, Resident
 from radix.protection import ProtectionBudget
 from radix.retention import Lifetime, Plan, Produced, Retention
@@ -66,8 +66,8 @@ class Scheduler:
         self._clock = 0
 
     def submit(self, work: Work) -> None:
-        """Queue a request that fits into the pool when it is alone."""
-        assert len(work.prompt) + work.output + 2 * STATE_PAGES <= self.num_pages
+        """Queue a request that fits alone: its blocks, its state, one to make, and the one that it starts from."""
+        assert len(work.prompt) + work.output + 3 * STATE_PAGES <= self.num_pages
         self.waiting.append(work)
 
     def step(self) -> None:
@@ -127,9 +127,8 @@ class Scheduler:
         text = self._text(work)
         need = self._fresh(text, self._hit(text))
         available = self.num_pages - self._held() + self._evictable(keep=text)
-        return judge(
-            [PoolCheck(need, available, self.num_pages)], self.policies.headroom.fraction, idle=not self.running
-        )
+        kept = headroom_blocks(self.policies.headroom.fraction, self.num_pages)
+        return judge([PoolCheck(need, available, kept)], idle=not self.running)
 
     def _fresh(self, text: Prefix, hit: int) -> int:
         """Pages that admission takes: the state, the blocks that are not cached, and one more of each to go on."""
@@ -278,7 +277,7 @@ class Scheduler:
         return work.prompt + tuple(100_000 + 1000 * own + index for index in range(self.made[work.name]))
 
     def _names(self, text: Prefix) -> list[bytes]:
-        return [name for _, name in boundary_names(Namespace(), text, 1)]
+        return BoundaryNames(Namespace(), 1).up_to(text)
 
     def _wanted_by(self, name: bytes) -> int:
         return self.wanted.count(name)

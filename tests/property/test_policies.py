@@ -35,7 +35,7 @@ def arrivals(draw: st.DrawFn) -> tuple[int, list[tuple[int, Work]]]:
     num_pages = draw(st.integers(12, 40))
     works = []
     for serial in range(draw(st.integers(1, 12))):
-        room = num_pages - 2 * STATE_PAGES - 1
+        room = num_pages - 3 * STATE_PAGES
         output = draw(st.integers(1, min(8, room - 1)))
         length = draw(st.integers(1, room - output))
         shared = draw(st.integers(0, length))
@@ -91,7 +91,7 @@ def test_pins_and_retention_take_effect_in_a_storm() -> None:
 def test_the_last_request_takes_what_is_protected() -> None:
     """Its own retained boundaries fill the pool before it has made its last block."""
     chosen = Policies(FixedHeadroom(0.0), Lifetime.RETAINED, retention_k=1, protection=1.0, every_boundary=True)
-    scheduler = Scheduler(12, chosen)
+    scheduler = Scheduler(14, chosen)
     scheduler.submit(Work("r0", (0, 1, 2, 3, 4), 3))
     scheduler.step()
     assert scheduler.budget.used[0] > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radix.demand import Demand, Namespace, boundary_names
+from radix.demand import BoundaryNames, Demand, Namespace
 
 GRID = 4
 EVERYBODY = Namespace()
@@ -16,7 +16,8 @@ PARTS = st.one_of(st.none(), st.text(max_size=3))
 
 
 def names(tokens: list[int], namespace: Namespace = EVERYBODY) -> dict[int, bytes]:
-    return dict(boundary_names(namespace, tokens, GRID))
+    found = BoundaryNames(namespace, GRID).up_to(tokens)
+    return {GRID * (index + 1): name for index, name in enumerate(found)}
 
 
 def test_a_boundary_is_named_by_all_tokens_before_it() -> None:
@@ -27,6 +28,13 @@ def test_a_boundary_is_named_by_all_tokens_before_it() -> None:
     assert changed[4] != names(tokens)[4]
     assert changed[8] != names(tokens)[8]
     assert names(tokens[:3]) == {}
+
+
+def test_names_are_the_same_however_the_prefix_grew() -> None:
+    tokens = list(range(21))
+    growing = BoundaryNames(EVERYBODY, GRID)
+    for length in (0, 3, 4, 9, 9, 5, 21):
+        assert growing.up_to(tokens[:length]) == list(names(tokens[:length]).values())
 
 
 def test_tokens_are_taken_whole() -> None:

@@ -63,28 +63,29 @@ def test_a_fraction_outside_the_range_is_refused(fraction: float) -> None:
     ],
 )
 def test_the_need_and_the_headroom_must_both_be_there(need: int, available: int, idle: bool, expected: Verdict) -> None:
-    assert judge([PoolCheck(need, available, 100)], 0.2, idle=idle) is expected
+    assert judge([PoolCheck(need, available, headroom_blocks(0.2, 100))], idle=idle) is expected
 
 
 def test_each_of_two_pools_has_its_own_headroom() -> None:
-    attention, recurrent = PoolCheck(10, 100, 200), PoolCheck(2, 5, 20)
-    assert judge([attention, recurrent], 0.15, idle=False) is Verdict.ADMIT
-    assert judge([attention, recurrent], 0.20, idle=False) is Verdict.HEADROOM
-    assert judge([attention, recurrent._replace(available=1)], 0.0, idle=False) is Verdict.SHORT
+    attention, recurrent = PoolCheck(10, 100, 30), PoolCheck(2, 5, 3)
+    assert judge([attention, recurrent], idle=False) is Verdict.ADMIT
+    assert judge([attention, recurrent._replace(headroom=4)], idle=False) is Verdict.HEADROOM
+    assert judge([attention._replace(headroom=91), recurrent], idle=False) is Verdict.HEADROOM
+    assert judge([attention, recurrent._replace(available=1)], idle=False) is Verdict.SHORT
 
 
-@given(POOLS, st.floats(0, 0.99), st.floats(0, 0.99), st.booleans())
-def test_more_headroom_never_admits_more(pools: list[PoolCheck], one: float, other: float, idle: bool) -> None:
-    low, high = sorted([one, other])
-    if judge(pools, high, idle=idle) is Verdict.ADMIT:
-        assert judge(pools, low, idle=idle) is Verdict.ADMIT
-    assert (judge(pools, low, idle=idle) is Verdict.SHORT) == (judge(pools, high, idle=idle) is Verdict.SHORT)
+@given(POOLS, st.integers(0, 60), st.booleans())
+def test_more_headroom_never_admits_more(pools: list[PoolCheck], more: int, idle: bool) -> None:
+    raised = [pool._replace(headroom=pool.headroom + more) for pool in pools]
+    if judge(raised, idle=idle) is Verdict.ADMIT:
+        assert judge(pools, idle=idle) is Verdict.ADMIT
+    assert (judge(pools, idle=idle) is Verdict.SHORT) == (judge(raised, idle=idle) is Verdict.SHORT)
 
 
-@given(POOLS, st.floats(0, 0.99))
-def test_when_nothing_runs_what_fits_is_admitted(pools: list[PoolCheck], fraction: float) -> None:
+@given(POOLS)
+def test_when_nothing_runs_what_fits_is_admitted(pools: list[PoolCheck]) -> None:
     fits = all(pool.need <= pool.available for pool in pools)
-    assert (judge(pools, fraction, idle=True) is Verdict.ADMIT) == fits
+    assert (judge(pools, idle=True) is Verdict.ADMIT) == fits
 
 
 def test_a_given_fraction_stays() -> None:
