@@ -66,8 +66,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return the cell's name, which is the name of its folder; different cells of a case have different ones."""
-        parts = [self.arm, self.budget, f"q{self.q:g}", f"r{self.rate:g}", f"c{self.cap}", f"n{self.num_requests}"]
+        """Return the cell's name, which is the name of its folder: different conditions have different names."""
+        parts = [self.arm, self.budget, f"q{self.q:g}", f"r{self.rate:g}", f"c{self.cap}"]
         parts += [f"f{self.headroom:g}"] if self.headroom else []
         parts += [self.variant.replace("=", "-")] if self.variant else []
         return "_".join([*parts, f"s{self.seed}"])

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,10 +70,14 @@ def run_load(
     command: Sequence[str],
     flush_cache: bool = False,
     progress: bool = True,
+    keep_prompts: bool = True,
+    beside: Callable[[int], AbstractContextManager[None]] = lambda start_ns: contextlib.nullcontext(),
 ) -> LoadResult:
     """Drive `case` against the server of `settings` and leave the records in `folder`.
 
     Returns once every request has its record or the run was stopped (Ctrl-C) or the server is gone.
+    keep_prompts: write workload.jsonl; without it the manifest's digest is what is left of the prompts. beside: what is
+    to go on while requests are sent, entered with the run's zero on the monotonic clock [ns].
     Raises: SettingError if the case is malformed, the server cannot be reached or the folder holds another run; nothing
     has been sent then.
     """
@@ -93,7 +98,8 @@ def run_load(
             load=_plain(settings),
             environment={**describe_environment(), "model": facts.model},
         )
-        run_folder.write_workload(requests)
+        if keep_prompts:
+            run_folder.write_workload(requests)
         if facts.info is not None:
             run_folder.write_server_info(facts.info, "before")
         # The run's clock starts here: everything that takes time before the first request is done.
@@ -110,7 +116,8 @@ def run_load(
                 bar.set_postfix(_postfix(records), refresh=False)
 
             run = LoadRun(requests, endpoint, settings, run_id=manifest.run_id, on_record=keep)
-            ended = asyncio.run(run.run(manifest.started_monotonic_ns))
+            with beside(manifest.started_monotonic_ns):
+                ended = asyncio.run(run.run(manifest.started_monotonic_ns))
         if facts.info is not None and ended == "complete":
             with contextlib.suppress(SettingError):  # gone or busy: the run itself is complete
                 run_folder.write_server_info(asyncio.run(probe(settings.url)).info or {}, "after")
@@ -150,8 +157,8 @@ def _plain(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def _progress_bar(total: int, show: bool) -> tqdm[None]:
-    # disable=None: no bar where stderr is not a terminal.
-    return tqdm(total=total, unit="req", dynamic_ncols=True, disable=None if show else True)
+    # disable=None: no bar where stderr is not a terminal. leave=None: a bar below another one goes when it is done.
+    return tqdm(total=total, unit="req", dynamic_ncols=True, leave=None, disable=None if show else True)
 
 
 def _postfix(records: Sequence[RequestRecord]) -> dict[str, str]:

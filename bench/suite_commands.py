@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from sgl_hybrid.errors import SettingError
+
+CASE, SERVED, KEPT = ({"rich_help_panel": panel} for panel in ("What is measured", "What is served", "What is kept"))
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("list")(list_cases)
+    app.command("run")(run_case)
 
 
 def list_cases(
@@ -39,3 +47,102 @@ def list_cases(
     console = Console()
     console.print(table)
     console.print(arms_table)
+
+
+def run_case(
+    context: typer.Context,
+    case: Annotated[str, typer.Argument(help="a case of `bench list`")],
+    arms: Annotated[str | None, typer.Option(help="arms to compare, with commas; default the case's", **CASE)] = None,
+    budget: Annotated[str | None, typer.Option(help="budgets, with commas: b63, 512MiB, ...", **CASE)] = None,
+    seeds: Annotated[int | None, typer.Option(help="number of seeds, from the case's first", **CASE)] = None,
+    requests: Annotated[int | None, typer.Option(help="requests of a cell", **CASE)] = None,
+    rate: Annotated[float | None, typer.Option(help="mean offered rate [requests/s]", **CASE)] = None,
+    q: Annotated[str | None, typer.Option(help="common-prefix fractions, with commas", **CASE)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a look in ten minutes on two cores", **CASE)] = False,
+    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-nano",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16", **SERVED)] = "float32",
+    dataset: Annotated[Path | None, typer.Option(help="ShareGPT-format JSON to take text from", **SERVED)] = None,
+    vllm: Annotated[Path | None, typer.Option(help="interpreter of vLLM's environment", **SERVED)] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="goodput: largest TTFT [ms]", **KEPT)] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="goodput: largest TPOT [ms]", **KEPT)] = None,
+    e2e_ms: Annotated[float | None, typer.Option(help="goodput: largest E2E latency [ms]", **KEPT)] = None,
+    order_seed: Annotated[int, typer.Option(help="seed of the order in which cells run", **KEPT)] = 0,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try failed cells again", **KEPT)] = False,
+    out: Annotated[Path | None, typer.Option(help="folder; one of this campaign is gone on with", **KEPT)] = None,
+) -> None:
+    """Measure a case: every arm at every condition, one server at a time, in balanced random order.
+
+        python -m bench run q1 --quick
+        python -m bench run q1 --seeds 3 --out run/q1
+        python -m bench run q3 --arms s0,s2,stock-tuned --budget b83 --seeds 3
+
+    Ctrl-C stops it; the same command with the same --out goes on. `python -m bench report DIR` makes the report. Exit
+    status: 0 all cells measured, 1 some failed (each is a row with its reason), 2 a mistake in the command, 130 stopped
+    """
+    from rich.console import Console
+
+    from bench.arm_plan import Serving
+    from bench.campaign.cell import Conditions, real_launcher
+    from bench.campaign.run import Campaign
+    from bench.cases import Changes, case_of
+    from bench.metrics.latency import Limits
+
+    chosen = case_of(case)
+    changes = Changes(
+        arms=_names(arms),
+        budgets=_names(budget),
+        num_seeds=seeds,
+        num_requests=requests,
+        rate=rate,
+        shared_fractions=_fractions(q),
+        quick=quick,
+    )
+    serving = Serving(model=_model_folder(model, dtype), dtype=dtype)
+    given = [ttft_ms, tpot_ms, e2e_ms]
+    conditions = Conditions(
+        serving=serving,
+        dataset=dataset,
+        limits=Limits(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=e2e_ms) if any(given) else None,
+        command=("python", "-m", "bench", *context.find_root().obj),
+    )
+    folder = out or Path("run") / time.strftime(f"{case}-%Y%m%d-%H%M%S")
+    result = Campaign(
+        chosen,
+        changes,
+        conditions,
+        real_launcher(serving, vllm),
+        folder,
+        console=Console(),
+        retry_failed=retry_failed,
+        order_seed=order_seed,
+    ).run()
+    if result.interrupted or result.num_failed or result.num_left:
+        how = "stopped" if result.interrupted else "ended"
+        counts = f"{result.num_ok} cells measured, {result.num_failed} failed, {result.num_left} left"
+        print(f"error: {how} with {counts}; rows and records are in {folder}", file=sys.stderr)
+    raise typer.Exit(130 if result.interrupted else int(result.num_failed + result.num_left > 0))
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _fractions(text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise SettingError(f"--q: expected numbers of 0 to 1 with commas between them, got {text!r}") from None
+
+
+def _model_folder(model: str, dtype: str) -> Path:
+    """Return the folder of a model; a nano model is made in `models/` if it is missing. Raises: SettingError."""
+    from bench.nano import MODELS, write_model
+
+    if model in MODELS:
+        folder = Path("models") / f"{model}-{dtype}"
+        write_model(model, folder, dtype=dtype)
+        return folder
+    if not (Path(model) / "config.json").is_file():
+        names = ", ".join(MODELS)
+        raise SettingError(f"--model: expected {names} or a folder with config.json, got {model!r}")
+    return Path(model)

@@ -36,17 +36,23 @@ class FakeServer:
         refuse_first: int = 0,
         abort_index: int | None = None,
         die_after: int | None = None,
+        state: dict[str, Any] | None = None,
+        forgetful: bool = False,
     ) -> None:
         self.token_s = token_s
         self.incremental = incremental
         self.refuse_first = refuse_first
         self.abort_index = abort_index
         self.die_after = die_after
+        self.state = state
+        self.forgetful = forgetful
         self.port = port
         self.bodies: list[dict[str, Any]] = []
         self.flushes = 0
         self.in_flight = 0
         self.most_in_flight = 0
+        self.computed_tokens = 1
+        self.output_tokens = 1
         self._seen_prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
         self._ready = threading.Event()
 
@@ -72,6 +78,8 @@ class FakeServer:
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
                 web.get("/server_info", self._server_info),
+                web.get("/v1/loads", self._loads),
+                web.get("/metrics", self._metrics),
                 web.post("/flush_cache", self._flush),
                 web.post("/generate", self._generate),
                 web.post("/v1/completions", self._completions),
@@ -97,7 +105,22 @@ class FakeServer:
         return web.json_response({"data": [{"id": MODEL}]})
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"model_path": MODEL, "version": "0.0"})
+        states = {} if self.state is None else {"internal_states": [self.state]}
+        return web.json_response({"model_path": MODEL, "version": "0.0", **states})
+
+    async def _loads(self, _: web.Request) -> web.Response:
+        waiting = max(0, self.in_flight - 4)
+        load = {"num_running_reqs": self.in_flight - waiting, "num_waiting_reqs": waiting}
+        return web.json_response({"loads": [load]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """Two ranks' counters: readers have to add them up."""
+        lines = [
+            f'sglang:realtime_tokens_total{{mode="{mode}",rank="{rank}"}} {count}'
+            for mode, count in (("prefill_compute", self.computed_tokens), ("decode", self.output_tokens))
+            for rank, count in ((0, count - 1), (1, 1))
+        ]
+        return web.Response(text="\n".join(["# TYPE sglang:realtime_tokens counter", *lines]) + "\n")
 
     async def _flush(self, _: web.Request) -> web.Response:
         self.flushes += 1
@@ -132,7 +155,12 @@ class FakeServer:
         if not ids:
             return web.json_response({"error": {"message": "input_ids is empty"}}, status=400)
         cached = self._cached(ids, body.get("cache_salt"))
-        outputs = [(len(ids) + step) % 500 for step in range(count)]
+        self.computed_tokens += len(ids) - cached
+        self.output_tokens += count
+        outputs = [(len(ids) + step + (cached if self.forgetful else 0)) % 500 for step in range(count)]
+        if not body.get("stream"):
+            meta = {"id": body["rid"], "completion_tokens": count, "cached_tokens": cached}
+            return web.json_response({"output_ids": outputs, "meta_info": meta})
         index = int(body["rid"].split("-")[1])
 
         def event(step: int) -> dict[str, Any]:
@@ -191,6 +219,11 @@ def main() -> None:
     parser.add_argument("--die-after", type=int)
     parser.add_argument("--fail", action="store_true", help="end at start, as a server with a bad flag does")
     parser.add_argument("--child", type=Path, help="start a child that does not end by itself; write its id here")
+    parser.add_argument("--forgetful", action="store_true", help="answer cached prompts with other tokens")
+    parser.add_argument("--memory-org")
+    parser.add_argument("--total-bytes", type=int, help="state memory to report for --memory-org")
+    parser.add_argument("--max-mamba-cache-size", type=int)
+    parser.add_argument("--mamba-radix-cache-strategy", default="extra_buffer")
     known, _ = parser.parse_known_args()
     print("fake server starting", flush=True)
     if known.fail:
@@ -199,7 +232,16 @@ def main() -> None:
     if known.child is not None:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         known.child.write_text(str(child.pid))
-    with FakeServer(port=known.port, token_s=known.token_s, die_after=known.die_after):
+    state: dict[str, Any] = {"effective_max_running_requests_per_dp": 4}
+    if known.memory_org is None:
+        names = ("max_mamba_cache_size", "mamba_radix_cache_strategy")
+        state |= {name: getattr(known, name) for name in names}
+    else:
+        slabs = {"slabs": 1, "live_slots": 3, "active_or_referenced_slots": 2, "occupancy": [0, 0, 0, 1]}
+        units = {"total_bytes": known.total_bytes, "budget": "b63"}
+        state["memory_organization"] = {"organization": known.memory_org, "units": units, "slabs": slabs}
+    options = {"token_s": known.token_s, "die_after": known.die_after, "forgetful": known.forgetful}
+    with FakeServer(port=known.port, state=state, **options):
         while True:
             time.sleep(1)
 

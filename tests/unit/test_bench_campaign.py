@@ -1,0 +1,236 @@
+"""Campaigns against stand-in servers that are real processes: what is kept, gone on with, refused and gated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.arm_plan import Policy, Serving, plan_arm
+from bench.arms import arm_of
+from bench.campaign.folder import INTERRUPTED, CampaignFolder, outcome_of, read_manifest, read_rows, read_sessions
+from bench.campaign.gate import GateError, check_server
+from bench.campaign.gauges import read_samples
+from bench.campaign.manifest import CampaignManifest
+from bench.campaign.run import CampaignResult
+from bench.cases import Changes, case_of, cells_of
+from bench.outcome import adopted
+from bench.records import read_records
+from sgl_hybrid.errors import SettingError
+from tests.unit.campaigns import REQUESTS, StandIn, campaign, write_shapes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shapes(tmp_path_factory.mktemp("model") / "falcon-h1-nano")
+
+
+def test_a_campaign_keeps_everything_about_every_cell(model: Path, tmp_path: Path) -> None:
+    launch = StandIn(s2="--token-s 0.002")
+    assert campaign(model, tmp_path / "q1", launch, arms="s2 stock-tuned") == CampaignResult(2, 0, 0, False)
+    rows = {row.outcome.arm: row for row in read_rows(tmp_path / "q1")}
+    assert set(rows) == set(launch.started) == {"s2", "stock-tuned"}
+    outcome = rows["s2"].outcome
+    assert (outcome.case, outcome.budget, outcome.seed, outcome.q, outcome.rate) == ("q1", "b63", 42000, 1.0, 200.0)
+    assert (outcome.cap, outcome.attempt, outcome.status) == (63, 1, "ok")
+    assert outcome.metrics["output_tokens_per_s"] > outcome.metrics["ledger_output_tokens_per_s"] > 0
+    assert outcome.counters["num_ok"] == REQUESTS
+    assert outcome.counters["slabs.live_slots"] == 3
+    assert outcome.counters["running_requests_cap"] == 4
+    assert rows["stock-tuned"].outcome.counters["mamba_share"] == 0.7
+    folder = tmp_path / "q1" / "cells" / rows["s2"].key / "attempt-1"
+    assert len(read_records(folder / "load")) == REQUESTS
+    samples = read_samples(folder)
+    assert len(samples) >= 2
+    assert [s.at_ns for s in samples] == sorted(s.at_ns for s in samples)
+    assert samples[-1].input_tokens is not None
+    assert samples[-1].input_tokens > 4900  # the gate's three prompts, once
+    slabs = [json.loads(line) for line in (folder / "slabs.jsonl").read_text().splitlines()]
+    assert len(slabs) == len(samples)
+    assert slabs[0]["occupancy"] == [0, 0, 0, 1]
+    assert "fake server starting" in (folder / "server.log").read_text()
+    cell = json.loads((folder / "cell.json").read_text())
+    assert cell["plan"]["units"] == {"pages of 262,144 B": 193}
+    assert cell["tree_core"] == "Python"
+    assert cell["command"][0] == Path(sys.executable).name
+    assert str(model) not in (folder / "cell.json").read_text()
+    manifest = read_manifest(tmp_path / "q1")
+    assert (manifest.case, manifest.num_requests, len(manifest.model_sha256)) == ("q1", REQUESTS, 64)
+    assert manifest.tokenizer_sha256 != manifest.model_sha256
+    [session] = read_sessions(tmp_path / "q1")
+    assert {"git", "machine", "versions"} <= set(session.environment)
+
+
+def test_a_campaign_goes_on_and_grows_without_repeating_what_is_finished(model: Path, tmp_path: Path) -> None:
+    launch = StandIn()
+    campaign(model, tmp_path, launch)
+    assert campaign(model, tmp_path, launch, seeds=2) == CampaignResult(2, 0, 0, False)
+    assert launch.started == ["s2", "s2"]
+    assert [row.outcome.seed for row in read_rows(tmp_path)] == [42000, 42001]
+    assert len(read_sessions(tmp_path)) == 2
+
+
+def test_a_dead_server_is_a_row_with_its_reason_and_a_second_attempt_leaves_the_first(
+    model: Path, tmp_path: Path
+) -> None:
+    dying = StandIn(s2="--die-after 9")  # six of the gate, three of the load
+    assert campaign(model, tmp_path, dying) == CampaignResult(0, 1, 0, False)
+    [row] = read_rows(tmp_path)
+    assert row.outcome.status == "failed"
+    assert (
+        row.outcome.reason
+        == "expected a running server, got one that ended with status 9; its log ends: fake server starting"
+    )
+    first = (tmp_path / "cells" / row.key / "attempt-1" / "load" / "requests.jsonl").read_bytes()
+    assert len(first.splitlines()) == REQUESTS
+    # Not tried again unless asked to, and then beside the first attempt.
+    assert campaign(model, tmp_path, StandIn()) == CampaignResult(0, 1, 0, False)
+    assert campaign(model, tmp_path, StandIn(), retry_failed=True) == CampaignResult(1, 0, 0, False)
+    assert (tmp_path / "cells" / row.key / "attempt-1" / "load" / "requests.jsonl").read_bytes() == first
+    rows = read_rows(tmp_path)
+    assert [(r.outcome.attempt, r.outcome.status) for r in rows] == [(1, "failed"), (2, "ok")]
+    assert [outcome.attempt for outcome in adopted(r.outcome for r in rows)] == [2]
+
+
+STATE = {"max_mamba_cache_size": 30, "mamba_radix_cache_strategy": "extra_buffer"}
+S2 = {"organization": "s2", "units": {"total_bytes": 50_593_792}}
+
+
+@pytest.mark.parametrize(
+    ("arm", "state", "reason"),
+    [
+        ("s2", {"memory_organization": {**S2, "organization": "s1"}}, "memory organization s2, got s1"),
+        ("s2", {"memory_organization": {**S2, "units": {"total_bytes": 7}}}, "state memory 50593792, got 7"),
+        ("s2", STATE, "memory organization s2, got None"),
+        ("stock", {"memory_organization": S2}, "memory organization None, got s2"),
+        ("stock", {**STATE, "max_mamba_cache_size": 31}, "state slots 30, got 31"),
+        ("stock-lazy", STATE, "mamba radix cache strategy extra_buffer_lazy, got extra_buffer"),
+        ("stock-unified", STATE, "unified memory True, got False"),
+    ],
+)
+def test_a_server_that_serves_something_else_does_not_pass(
+    model: Path, arm: str, state: dict[str, object], reason: str
+) -> None:
+    plan = plan_arm(arm_of(arm), "b63", Serving(model=model), Policy(cap=63))
+    with pytest.raises(GateError, match=reason):
+        check_server(arm_of(arm), plan, {"internal_states": [state]})
+
+
+def test_a_server_that_serves_what_was_asked_for_passes(model: Path) -> None:
+    for arm, info in (
+        ("s2", {"internal_states": [{"memory_organization": S2}]}),
+        ("stock", {"internal_states": [STATE]}),
+        ("stock-unified", {"internal_states": [STATE], "enable_unified_memory": True}),
+    ):
+        check_server(arm_of(arm), plan_arm(arm_of(arm), "b63", Serving(model=model), Policy(cap=63)), info)
+
+
+def test_an_arm_with_a_red_gate_has_no_number_and_is_not_started_again(model: Path, tmp_path: Path) -> None:
+    launch = StandIn(s2="--forgetful")
+    assert campaign(model, tmp_path, launch, seeds=2) == CampaignResult(0, 2, 0, False)
+    assert launch.started == ["s2"]
+    reason = (
+        "gate: expected the same tokens for a cached prompt of 700 tokens, got another at output 0 (64 tokens cached)"
+    )
+    rows = read_rows(tmp_path)
+    assert [(r.outcome.status, r.outcome.reason, r.outcome.metrics) for r in rows] == 2 * [("failed", reason, {})]
+
+
+def test_what_a_server_cannot_do_is_a_refused_row(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.arm_plan.FLAGS", ())
+    launch = StandIn()
+    assert campaign(model, tmp_path, launch) == CampaignResult(0, 1, 0, False)
+    [row] = read_rows(tmp_path)
+    assert (row.outcome.status, row.outcome.reason) == ("refused", "this server has no --memory-org")
+    assert launch.started == []
+
+
+def test_a_killed_campaign_loses_no_finished_cell(model: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second cell: the first is kept, the second gets a row and then a second attempt."""
+    command = [sys.executable, "-m", "tests.unit.campaigns", str(model), str(tmp_path / "q1")]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    outcomes = tmp_path / "q1" / "outcomes.jsonl"
+    deadline = time.monotonic() + 30
+    while not (outcomes.is_file() and list((tmp_path / "q1").glob("cells/s1*/attempt-1/load/requests.jsonl"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = outcomes.read_bytes()
+    assert [row.outcome.arm for row in read_rows(tmp_path / "q1")] == ["s2"]
+    outcomes.write_bytes(kept + b'{"key": "half a li')  # and the disk got half of a row
+    launch = StandIn()
+    assert campaign(model, tmp_path / "q1", launch, arms="s2 s1", order_seed=3) == CampaignResult(2, 0, 0, False)
+    assert launch.started == ["s1"]
+    assert outcomes.read_bytes().startswith(kept)
+    rows = read_rows(tmp_path / "q1")
+    assert [(row.outcome.arm, row.outcome.attempt, row.outcome.reason) for row in rows] == [
+        ("s2", 1, None),
+        ("s1", 1, INTERRUPTED),
+        ("s1", 2, None),
+    ]
+
+
+def test_a_clock_that_jumps_changes_no_number(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's clock goes back ten years at every look: times are of the monotonic clock only."""
+    now = [2_000_000_000.0]
+
+    def jumping() -> float:
+        now[0] -= 300_000_000.0
+        return now[0]
+
+    monkeypatch.setattr(time, "time", jumping)
+    assert campaign(model, tmp_path, StandIn()) == CampaignResult(1, 0, 0, False)
+    [row] = read_rows(tmp_path)
+    assert 0 < row.outcome.metrics["request_span_s"] < 60
+    assert 0 < row.seconds < 60
+    samples = read_samples(tmp_path / "cells" / row.key / "attempt-1")
+    assert all(0 < sample.at_ns < 60e9 for sample in samples)
+
+
+def test_the_folder_of_another_campaign_is_left_alone(model: Path, tmp_path: Path) -> None:
+    campaign(model, tmp_path / "a", StandIn())
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(SettingError, match=r"expected a folder of this campaign, got .* \(num_requests: 6, not 7\)"):
+        campaign(model, tmp_path / "a", StandIn(), requests=7)
+    assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    with pytest.raises(SettingError, match=r"expected a campaign's folder with campaign.json, got "):
+        campaign(model, tmp_path / "b", StandIn())
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["notes.txt"]
+    (tmp_path / "c").write_text("a file")
+    with pytest.raises(SettingError, match="expected an output folder that can be written"):
+        campaign(model, tmp_path / "c", StandIn())
+
+
+def test_one_campaign_at_a_time_works_on_a_folder(tmp_path: Path) -> None:
+    manifest = CampaignManifest(
+        case="q1", model="m", dtype="float32", model_sha256="0", tokenizer_sha256="0", num_requests=1
+    )
+    with CampaignFolder(tmp_path, manifest), pytest.raises(SettingError, match="that no other campaign works on"):
+        CampaignFolder(tmp_path, manifest).__enter__()
+
+
+def test_every_condition_of_a_cell_is_in_its_outcome() -> None:
+    cell = cells_of(case_of("pinning"), Changes(num_seeds=1))[0]
+    outcome = outcome_of(cell, 3, "failed", "why")
+    assert (outcome.variant, outcome.cap, outcome.attempt, outcome.reason) == ("pin=off", 109, 3, "why")
+    assert (
+        msgspec.structs.asdict(outcome).items()
+        >= {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "num_requests"}.items()
+    )
+
+
+def test_a_data_set_that_cannot_be_read_is_said_before_a_folder_is_made(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"missing\.json"):
+        campaign(model, tmp_path / "new", StandIn(), dataset=tmp_path / "missing.json")
+    assert not (tmp_path / "new").exists()
