@@ -1,0 +1,145 @@
+"""One row for each contrast: its effect, its interval, its test, corrected within its family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from bench.outcome import CellOutcome, adopted
+from bench.stats.contrasts import Contrast, Kind, cells_of, find, labels, measured
+from bench.stats.decisions import Decision, holm, sign_flip
+from bench.stats.effects import mean_ratio
+from bench.stats.intervals import Interval, bootstrap, paired_t, paired_t_percent
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One contrast in numbers.
+
+    effect: mean over seeds in `unit`, None where no seed has both sides. lowest, highest: of the seeds, no interval.
+    interval: 95 %, paired t; in log space for a ratio, and for the reuse interaction, whose effect is 100 (exp(k) - 1).
+    display: 95 % bootstrap interval of the mean. p: exact sign-flip of log ratios; p_relative: of the shown effects.
+    decision: corrected in `family`; None for a descriptive contrast. A contrast of a family that could not be measured
+    counts in it with p = 1.
+    """
+
+    case: str
+    kind: Kind
+    name: str
+    where: str
+    unit: str
+    num_seeds: int
+    num_planned: int
+    effect: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    num_positive: int = 0
+    num_negative: int = 0
+    interval: Interval | None = None
+    display: Interval | None = None
+    p: float | None = None
+    p_relative: float | None = None
+    family: str | None = None
+    family_size: int = 0
+    decision: Decision | None = None
+
+
+def analyse(outcomes: Iterable[CellOutcome], metric: str = "output_tokens_per_s") -> list[Row]:
+    """Return a row for every contrast in the outcomes, in the order of `find`.
+
+    metric: a key of `bench.metrics.METRICS` whose values are above zero; cells without it have no pair.
+    """
+    contrasts = find(outcomes, metric)
+    rows = [_row(contrast) for contrast in contrasts]
+    families: dict[str, list[int]] = {}
+    for index, contrast in enumerate(contrasts):
+        if contrast.family is not None:
+            families.setdefault(contrast.family, []).append(index)
+    for family, members in families.items():
+        decisions = holm({str(index): _or_one(rows[index].p) for index in members})
+        for index in members:
+            rows[index] = msgspec.structs.replace(
+                rows[index], family=family, family_size=len(members), decision=decisions[str(index)]
+            )
+    return rows
+
+
+def _or_one(p: float | None) -> float:
+    return 1.0 if p is None else p
+
+
+def _row(contrast: Contrast) -> Row:
+    effects = contrast.effects
+    row = Row(
+        case=contrast.case,
+        kind=contrast.kind,
+        name=contrast.name,
+        where=contrast.where,
+        unit="%" if contrast.kind == "reuse" else effects.unit,
+        num_seeds=len(effects.seeds),
+        num_planned=contrast.num_planned,
+    )
+    if not effects.seeds:
+        return row
+    many = len(effects.seeds) > 1
+    in_logs = contrast.kind == "reuse" or effects.unit == "%"
+    interval = (paired_t_percent(effects.logs) if in_logs else paired_t(effects.shown)) if many else None
+    shown = _as_shown(contrast)
+    mean = float(np.mean(shown))
+    return msgspec.structs.replace(
+        row,
+        effect=interval.estimate if contrast.kind == "reuse" and interval is not None else mean,
+        lowest=min(shown),
+        highest=max(shown),
+        num_positive=sum(value > 0 for value in shown),
+        num_negative=sum(value < 0 for value in shown),
+        interval=interval,
+        display=bootstrap(shown) if many else None,
+        p=sign_flip(effects.logs),
+        p_relative=sign_flip(effects.shown),
+    )
+
+
+def _as_shown(contrast: Contrast) -> Sequence[float]:
+    """Return the effects by seed in the unit of the row: the reuse interaction is shown as a ratio of ratios."""
+    if contrast.kind == "reuse":
+        return [float(100 * np.expm1(log)) for log in contrast.effects.logs]
+    return contrast.effects.shown
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arm reaches of its engine's ceiling (memory to spare), as a mean of ratios within the seed; 1 is all."""
+
+    case: str
+    where: str
+    arm: str
+    ceiling: str
+    num_seeds: int
+    share: float
+
+
+def shares_of_ceiling(outcomes: Iterable[CellOutcome], metric: str = "output_tokens_per_s") -> list[Share]:
+    """Return the share for every arm that has a common seed with its ceiling at the same condition."""
+    held = adopted(outcomes)
+    shares = []
+    for case in dict.fromkeys(outcome.case for outcome in held):
+        cells = cells_of([outcome for outcome in held if outcome.case == case], metric)
+        names = labels(list(cells))
+        for condition, arms in cells.items():
+            for arm, seeds in arms.items():
+                ceiling = "vllm-ceiling" if arm.startswith("vllm") else "ceiling"
+                ours, limit = measured(seeds), measured(arms.get(ceiling, {}))
+                common = ours.keys() & limit.keys()
+                if arm != ceiling and common:
+                    shares.append(
+                        Share(
+                            case=case,
+                            where=names[condition],
+                            arm=arm,
+                            ceiling=ceiling,
+                            num_seeds=len(common),
+                            share=mean_ratio(ours, limit),
+                        )
+                    )
+    return shares

@@ -1,0 +1,115 @@
+"""The goals of this project at the main load, what was reached, and what the counters say where one was missed.
+
+The best of the own arms is chosen by its mean at the same condition, so its lead carries a choice among four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from bench.outcome import CellOutcome, Condition, adopted
+from bench.stats.contrasts import OWN_ARMS, cells_of, labels, measured
+from bench.stats.effects import relative
+
+METRIC = "output_tokens_per_s"
+
+
+class Goal(NamedTuple):
+    """`arm` (`best`: of the own arms) must lead `other` by `least_pct` percent; budgets None: at every one."""
+
+    arm: str
+    other: str
+    least_pct: float
+    budgets: tuple[str, ...] | None = None
+
+
+GOALS = (
+    Goal("s1", "s0", 30.0),
+    Goal("s2", "s1", 5.0),
+    Goal("best", "stock-tuned", 35.0),
+    Goal("best", "stock-unified", 70.0),
+    Goal("best", "ceiling", -15.0, ("b63", "b83")),
+)
+"""Mean of paired effects at the paper's main load (case q1). -15 % of the ceiling is 85 % of it."""
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """One goal at one condition. `limits`: what the counters show beside the other arm, where the goal was missed."""
+
+    arm: str
+    other: str
+    where: str
+    least_pct: float
+    effect_pct: float
+    num_seeds: int
+    met: bool
+    limits: str | None = None
+
+
+def reached(outcomes: Iterable[CellOutcome], goals: Sequence[Goal] = GOALS, *, case: str = "q1") -> list[Reached]:
+    """Return every goal at every condition of the case where both of its sides were measured on a common seed."""
+    held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
+    cells = cells_of(held, METRIC)
+    names = labels(list(cells))
+    found = []
+    for condition, arms in cells.items():
+        values = {arm: measured(seeds) for arm, seeds in arms.items()}
+        for goal in goals:
+            arm = _best(values) if goal.arm == "best" else goal.arm
+            if arm is None or (goal.budgets is not None and condition.budget not in goal.budgets):
+                continue
+            effects = relative(values.get(arm, {}), values.get(goal.other, {})).shown
+            if effects:
+                mean = float(np.mean(effects))
+                met = mean >= goal.least_pct
+                found.append(
+                    Reached(
+                        arm=arm,
+                        other=goal.other,
+                        where=names[condition],
+                        least_pct=goal.least_pct,
+                        effect_pct=mean,
+                        num_seeds=len(effects),
+                        met=met,
+                        limits=None if met else counters_beside(held, condition, arm, goal.other),
+                    )
+                )
+    return found
+
+
+def _best(values: Mapping[str, Mapping[int, float]]) -> str | None:
+    means = {arm: float(np.mean(list(values[arm].values()))) for arm in OWN_ARMS if values.get(arm)}
+    return max(means, key=means.__getitem__) if means else None
+
+
+_COUNTERS = {
+    "running_mean": ("running", "{:.1f}"),
+    "waiting_mean": ("waiting", "{:.1f}"),
+    "cached_share": ("prompt tokens found in the cache", "{:.0%}"),
+    "preemptions": ("preemptions a run", "{:.1f}"),
+    "recorded_tokens_per_step": ("tokens a forward pass", "{:.1f}"),
+    "tpot_p50_ms": ("ms between tokens", "{:.1f}"),
+}
+
+
+def counters_beside(outcomes: Iterable[CellOutcome], condition: Condition, arm: str, other: str) -> str | None:
+    """Return the means over runs of what both arms counted, such as `running 6.2 beside 14.0`; None if nothing was."""
+    runs = {
+        name: [o.metrics for o in outcomes if (o.condition, o.arm, o.status) == (condition, name, "ok")]
+        for name in (arm, other)
+    }
+    parts = []
+    for metric, (label, form) in _COUNTERS.items():
+        means = [_mean(run.get(metric) for run in runs[name]) for name in (arm, other)]
+        if None not in means:
+            parts.append(f"{label} {form.format(means[0])} beside {form.format(means[1])}")
+    return ", ".join(parts) or None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else None
