@@ -16,6 +16,7 @@ import typer
 
 from bench import suite_commands
 from bench.server import ServerError
+from bench.verify.command import verify
 from sgl_hybrid.errors import SettingError
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ def demo(
 
 
 suite_commands.add_to(app)
+app.command()(verify)
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -1,0 +1,1 @@
+"""`python -m bench verify`: does an answer that used the prefix cache equal one that computed everything?"""
