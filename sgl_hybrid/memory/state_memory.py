@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sgl_hybrid.memory.activity import CopiedBytes
 from sgl_hybrid.memory.budget import Units
 from sgl_hybrid.memory.checkpoints import CheckpointStore, Move
 from sgl_hybrid.memory.organization import ConvPlacement
@@ -27,6 +28,7 @@ class StateMemory:
         pages: allocator of the pages that attention takes (of all pages in a shared organization).
         store: checkpoints; its allocator is `pages` in a shared organization, its own in a dual one.
         pool: the tensors.
+        copied: state bytes that were moved, by reason.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class StateMemory:
         layout = units.layout
         self.layout = layout
         self.shared = layout.shared
+        self.copied = CopiedBytes()
         self.pages = PageAllocator(units.num_pages if layout.shared else units.num_attention_pages)
         composites = self.pages if layout.shared else PageAllocator(units.num_checkpoints)
         self.store = CheckpointStore(layout, composites)
@@ -82,7 +85,9 @@ class StateMemory:
         new = torch.tensor([move.new_line for move in moves], device=self.pool.device)
         for group in range(self.layout.groups):
             lines = self.pool.conv_planes(group)
-            lines[:, new] = lines[:, old]
+            states = lines[:, old]
+            lines[:, new] = states
+            self.copied.slab_migration += states.nbytes
 
     def check(self) -> None:
         """Verify every ledger.

@@ -50,8 +50,13 @@ class CheckedPrefillAdder(PrefillAdder):
         else:
             result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         admitted = len(self.can_run_list) > admitted_before
+        activity = process.served().activity
         if admitted:
             self._reserved_slots += needed_slots
+            boundary = req.mamba_branching_seqlen  # the deepest that cached attention reaches beyond the match
+            activity.admit(req, joint_tokens=req.prefix_len, attention_tokens=boundary or req.prefix_len)
+        elif result is AddReqResult.NO_TOKEN:
+            activity.defer(req)
         if admitted or result is AddReqResult.NO_TOKEN:
             outcome = Outcome.GRANTED if admitted else Outcome.DEFERRED
             ledger = process.served().ledger
@@ -126,6 +131,14 @@ def count_decode_check(original: Callable[..., bool], self: Any, selected_indice
     return fits
 
 
+def count_retractions(result: Any, self: Any) -> None:
+    """After `ScheduleBatch.retract_decode`: requests taken back, and those that do not fit even alone."""
+    retracted, _, aborted = result
+    requests = process.served().activity.requests
+    requests.retracted += len(retracted)
+    requests.aborted += len(aborted)
+
+
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 SEAMS: tuple[Seam, ...] = (
@@ -143,5 +156,12 @@ SEAMS: tuple[Seam, ...] = (
         count_decode_check,
         ("selected_indices",),
         "decode checks are counted per pool",
+    ),
+    Seam(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        "after",
+        count_retractions,
+        (),
+        "requests taken back are counted",
     ),
 )

@@ -75,7 +75,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
         """
         served = process.served()
         if self.disable or not served.memory.shared or options:
-            return super().evict_for_alloc(params, **options)
+            return self._count(super().evict_for_alloc(params, **options))
         start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store
         tokens = self.token_to_kv_pool_allocator.page_size
@@ -90,14 +90,30 @@ class OrganizationRadixCache(UnifiedRadixCache):
                 break
             self._carry_out(victim, tracker)
         self.update_eviction_metrics(tracker[BASE_COMPONENT_TYPE], start_time)
-        return EvictResult(
-            num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA]
+        return self._count(
+            EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
         )
 
     @property
     def checkpoints(self) -> CheckpointComponent:
         """The component of states."""
         return self.components[ComponentType.MAMBA]
+
+    def _count(self, result: EvictResult) -> EvictResult:
+        served = process.served()
+        served.activity.evicted.attention_pages += result.num_tokens_evicted // served.memory.layout.page_tokens
+        served.activity.evicted.checkpoints += result.mamba_num_evicted
+        return result
+
+    def _evict_device_next_node(self, component_type: ComponentType, tracker: dict[Any, int]) -> tuple[Any, bool]:
+        """One step of SGLang's walk, with which a dual organization evicts: count the decision that it makes, which is
+        to evict the leaf that it returns or, where it returns none, the state of an inner node."""
+        states = tracker[ComponentType.MAMBA]
+        node_id, made_progress = super()._evict_device_next_node(component_type, tracker)
+        if node_id is not None or tracker[ComponentType.MAMBA] > states:
+            kind = Kind.ATTENTION if component_type is BASE_COMPONENT_TYPE else Kind.CHECKPOINT
+            process.served().activity.evictions[kind.value] += 1
+        return node_id, made_progress
 
     def _candidates(self) -> list[Candidate]:
         core, component = self.tree_core, self.checkpoints
@@ -120,7 +136,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
 
     def _carry_out(self, victim: Candidate, tracker: dict[Any, int]) -> None:
         served = process.served()
-        served.evictions[victim.kind.value] += 1
+        served.activity.evictions[victim.kind.value] += 1
         if victim.kind is Kind.ATTENTION:
             self._evict_device_leaf(victim.key, tracker)
         elif victim.kind is Kind.CHECKPOINT:

@@ -154,6 +154,7 @@ class Layer:
 
     def __init__(self, backend: BoundaryMamba2Backend, mixer: Any, layer_id: int) -> None:
         pool = backend.memory.pool
+        self.copied = backend.memory.copied
         self.mixer = mixer
         self.members: torch.Tensor = pool.ssm_members(layer_id)
         self.lines: torch.Tensor = pool.conv_lines(layer_id)
@@ -172,13 +173,14 @@ class Layer:
             "grid_tokens": self.grid_tokens,
             "captures": plan.captures,
         }
+        initial_windows, initial_states = self._gather(plan)
         convolved = conv_scan(
             mixed,
             self.weight,
             self.mixer.conv1d.bias,
             window_dtype=self.lines.dtype,
             silu=self.silu,
-            initial_windows=None if plan.read is None else _clear(self.lines[self._line(plan.read)], plan.fresh),
+            initial_windows=initial_windows,
             **position,
         )
         x, B, C = _split(self.mixer, convolved.out)
@@ -191,7 +193,7 @@ class Layer:
             state_dtype=self.members.dtype,
             D=self.mixer.D,
             dt_bias=self.mixer.dt_bias,
-            initial_states=None if plan.read is None else _clear(self._gather(plan.read), plan.fresh),
+            initial_states=initial_states,
             out=out.view(out.shape[0], -1, self.mixer.head_dim),
             **position,
         )
@@ -203,6 +205,7 @@ class Layer:
                 self.lines[self._line(rows)] = windows
                 pages = rows.members[:, self.columns].reshape(-1)
                 self.members[pages] = states.view(len(pages), *self.members.shape[1:])
+                self.copied.prefill_scatter += windows.nbytes + states.nbytes
 
     def decode(self, plan: DecodePlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
         """One token per row; shapes as `prefill` with T rows."""
@@ -236,16 +239,17 @@ class Layer:
     def _line(self, rows: Rows) -> torch.Tensor:
         return rows.lines[:, self.line_column]
 
-    def _gather(self, rows: Rows) -> torch.Tensor:
-        """The states of some rows as one tensor [num, H, P, N]; a copy."""
-        members = self.members[rows.members[:, self.columns]]
-        return members.flatten(1, 2)
-
-
-def _clear(gathered: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """Zero the states of sequences that have none: a fresh slot may hold what its last owner left."""
-    gathered[fresh] = 0
-    return gathered
+    def _gather(self, plan: PrefillPlan) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Windows [num_seqs, channels, d_conv - 1] and states [num_seqs, H, P, N] to continue from, zero for a sequence
+        that has none: a fresh slot may hold what its last owner left. Copies; None if no sequence has any."""
+        if plan.read is None:
+            return None, None
+        windows = self.lines[self._line(plan.read)]
+        states = self.members[plan.read.members[:, self.columns]].flatten(1, 2)
+        for gathered in (windows, states):
+            gathered[plan.fresh] = 0
+            self.copied.prefill_gather += gathered.nbytes
+        return windows, states
 
 
 def _split(mixer: Any, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from typing import NamedTuple
 
+from radix.eviction import Kind
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.activity import Activity
 from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
 from sgl_hybrid.memory.dual_pool import DualPoolLedger, Pool
 from sgl_hybrid.memory.state_memory import StateMemory
@@ -22,7 +23,7 @@ class Served(NamedTuple):
     plan: MemoryPlan
     memory: StateMemory
     ledger: DualPoolLedger
-    evictions: Counter[str]
+    activity: Activity
 
 
 _served: Served | None = None
@@ -39,7 +40,7 @@ def start(plan: MemoryPlan, memory: StateMemory) -> None:
             Pool.RECURRENT: checkpoint_unit_total_bytes(layout),
         },
     )
-    _served = Served(plan, memory, ledger, Counter())
+    _served = Served(plan, memory, ledger, Activity(tuple(kind.value for kind in Kind)))
     logger.info("sgl_hybrid memory organization: %s", json.dumps(plan.describe(), sort_keys=True))
 
 

@@ -5,6 +5,8 @@ Source: SGLang 0.5.23, `sglang/srt/managers/scheduler_components/internal_state.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +14,14 @@ import msgspec
 
 from sgl_hybrid import metrics
 from sgl_hybrid.memory.dual_pool import Pool
+from sgl_hybrid.memory.pages import PageKind
+from sgl_hybrid.memory.slabs import SlabAllocator
+from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
+
+IDLE_INTERVAL_S = 1.0
+"""Seconds between two exports of an idle server."""
 
 
 def add_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
@@ -23,30 +31,58 @@ def add_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
 
 
 def report(scheduler: Any) -> dict[str, Any]:
-    """The plan, the units of the pools by who has them, and the counters, as plain values."""
+    """The plan, the units by who has them, and the counters, as plain values."""
     served = process.served()
-    tree = scheduler.tree_cache
-    result = {**served.plan.describe(), "pools": pools(tree), "counters": served.ledger.snapshot(served.memory.shared)}
-    store = served.memory.store
-    result["checkpoints"] = {
-        "active": store.num_active,
-        "referenced": store.num_referenced,
-        "cached": store.num_cached,
-        **msgspec.structs.asdict(store.counts),
+    memory, activity, store = served.memory, served.activity, served.memory.store
+    result = {
+        **served.plan.describe(),
+        "pools": pools(scheduler.tree_cache),
+        "pages": pages_by_kind(memory),
+        "checkpoints": {
+            "most": store.num_virtual,
+            "active": store.num_active,
+            "referenced": store.num_referenced,
+            "cached": store.num_cached,
+            **msgspec.structs.asdict(store.counts),
+        },
+        "evictions": dict(activity.evictions),
+        "evicted": msgspec.structs.asdict(activity.evicted),
+        "reuse": msgspec.structs.asdict(activity.reuse),
+        "requests": msgspec.structs.asdict(activity.requests),
+        "copied_bytes": msgspec.structs.asdict(memory.copied),
+        "running_requests_cap": scheduler.max_running_requests,
+        "counters": served.ledger.snapshot(memory.shared),
     }
-    result["evictions"] = dict(served.evictions)
-    result["running_requests_cap"] = scheduler.max_running_requests
     if store.slabs is not None:
-        slabs = store.slabs
-        result["slabs"] = {
-            "slabs": slabs.num_slabs,
-            "live_slots": slabs.num_live,
-            "active_or_referenced_slots": slabs.num_pinned,
-            "opened": slabs.opened,
-            "popped": slabs.popped,
-            "occupancy": list(slabs.occupancy()),
-        }
+        result["slabs"] = slab_counts(store.slabs)
     return result
+
+
+def pages_by_kind(memory: StateMemory) -> dict[str, dict[str, int]]:
+    """Pages of each pool by what they hold; the kinds that a pool can have sum to its pages. A composite (in S0 and D0
+    the recurrent state with its conv state behind it) is a member page."""
+    kinds = [PageKind.ATTENTION, PageKind.MEMBER, PageKind.CONV, PageKind.SLAB, PageKind.FREE]
+    if memory.shared:
+        return {"shared": {kind.name.lower(): memory.pages.count(kind) for kind in kinds}}
+    found = {Pool.ATTENTION: (memory.pages, PageKind.ATTENTION), Pool.RECURRENT: (memory.store.pages, PageKind.MEMBER)}
+    return {
+        pool.value: {kind.name.lower(): pages.count(kind) for kind in (held, PageKind.FREE)}
+        for pool, (pages, held) in found.items()
+    }
+
+
+def slab_counts(slabs: SlabAllocator) -> dict[str, Any]:
+    """Slabs and their slots now, and how many were opened and popped. Live slots are pinned or cached."""
+    return {
+        "slabs": slabs.num_slabs,
+        "live_slots": slabs.num_live,
+        "pinned_slots": slabs.num_pinned,
+        "cached_slots": slabs.num_live - slabs.num_pinned,
+        "free_slots": slabs.num_open,
+        "opened": slabs.opened,
+        "popped": slabs.popped,
+        "occupancy": slabs.occupancy(),
+    }
 
 
 def pools(tree: Any) -> dict[str, dict[str, int]]:
@@ -64,42 +100,64 @@ def pools(tree: Any) -> dict[str, dict[str, int]]:
         }
     else:
         ledger = store.ledgers().pages
-        idle = 0 if store.slabs is None else sum(store.is_reclaimable(page) for page in store.slabs.slabs())
-        found = {"shared": (ledger.total, ledger.free, full + ledger.cached + idle)}
+        found = {"shared": (ledger.total, ledger.free, full + ledger.cached + memory.num_idle_slabs)}
     return {
         name: {"total": total, "free": free, "cached": cached, "held": total - free - cached}
         for name, (total, free, cached) in found.items()
     }
 
 
-@lru_cache(maxsize=1)
-def _gauges() -> dict[metrics.Metric, Any]:
-    # Imported late: prometheus_client reads its multiprocess folder from the environment, which SGLang sets first.
-    from prometheus_client import Gauge
+class Exporter:
+    """Sets the Prometheus metrics of this process from reports.
 
-    names = (metrics.ORGANIZATION_INFO, metrics.POOL_CHECKS, metrics.STRANDED_FRACTION)
-    return {metric: Gauge(metric.name, metric.help, metric.labels, multiprocess_mode="mostrecent") for metric in names}
+    In SGLang's multiprocess mode a counter can only be incremented, so the last value of each is kept.
+    """
+
+    def __init__(self) -> None:
+        # Imported late: prometheus_client reads its multiprocess folder from the environment, which SGLang sets first.
+        from prometheus_client import Counter, Gauge
+
+        self._exported = {
+            metric: Counter(metric.name, metric.help, metric.labels)
+            if metric.is_counter
+            else Gauge(metric.name, metric.help, metric.labels, multiprocess_mode="mostrecent")
+            for metric in metrics.METRICS
+        }
+        self._last: dict[tuple[metrics.Metric, tuple[str, ...]], float] = {}
+        self.exported_at_s = -IDLE_INTERVAL_S
+
+    def export(self, samples: Iterable[metrics.Sample]) -> None:
+        """Set every gauge and bring every counter up to its sample."""
+        self.exported_at_s = time.monotonic()
+        for metric, labels, value in samples:
+            child = self._exported[metric]
+            if labels:
+                child = child.labels(*labels)
+            if not metric.is_counter:
+                child.set(value)
+                continue
+            child.inc(value - self._last.get((metric, labels), 0))
+            self._last[metric, labels] = value
+
+
+@lru_cache(maxsize=1)
+def exporter() -> Exporter:
+    """The one exporter of this process."""
+    return Exporter()
 
 
 def publish(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """After `SchedulerMetricsReporter` reports prefill or decode statistics: set the gauges, if metrics are on."""
-    if not self.enable_metrics:
-        return
-    served = process.served()
-    gauges, layout = _gauges(), served.plan.layout
-    gauges[metrics.ORGANIZATION_INFO].labels(
-        layout.organization,
-        str(layout.page_tokens),
-        str(layout.checkpoint_interval),
-        str(served.memory.pages.num_pages),
-        str(served.memory.store.num_virtual),
-    ).set(1)
-    snapshot = served.ledger.snapshot(served.memory.shared)
-    for pool, counts in snapshot["checks"].items():
-        for kind, count in counts.items():
-            gauges[metrics.POOL_CHECKS].labels(pool, kind).set(count)
-    if not served.memory.shared:
-        gauges[metrics.STRANDED_FRACTION].set(snapshot["stranded_byte_fraction"])
+    """After `SchedulerMetricsReporter` reports prefill or decode statistics: set the metrics, on the rank that has
+    SGLang's own."""
+    if self.current_scheduler_metrics_enabled:
+        exporter().export(metrics.samples(report(self.scheduler)))
+
+
+def publish_at_idle(result: None, self: Any) -> None:
+    """After `SchedulerMetricsReporter._maybe_log_idle_metrics`, which an idle scheduler calls again and again: set the
+    metrics once a second."""
+    if self.current_scheduler_metrics_enabled and time.monotonic() - exporter().exported_at_s >= IDLE_INTERVAL_S:
+        publish(result, self)
 
 
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
@@ -116,4 +174,5 @@ SEAMS: tuple[Seam, ...] = (
         Seam(f"{_REPORTER}.{name}", "after", publish, (), "the organization and its counters are Prometheus metrics")
         for name in ("report_prefill_stats", "report_decode_stats")
     ),
+    Seam(f"{_REPORTER}._maybe_log_idle_metrics", "after", publish_at_idle, (), "metrics of an idle server are current"),
 )

@@ -159,7 +159,10 @@ def test_migration_empties_slabs_and_loses_nothing(groups: int) -> None:
         assert server.cache.memory.pages.num_free == pages + 1
         server.check()
     assert slabs.num_slabs == num_slabs - spare
-    assert server.cache.memory.store.counts.migrated >= spare > 0
+    moved = server.cache.memory.store.counts.migrated
+    assert moved >= spare > 0
+    geometry = server.cache.memory.layout.geometry
+    assert server.cache.memory.copied.slab_migration == moved * groups * geometry.conv_bytes
     assert sorted(server.naive.states) == kept
     assert {prefix: conv_bytes(server, prefix) for prefix in kept} == before
     assert {server.cache.memory.store.conv_row(v)[0] for v in server.naive.states.values()} != old_lines
