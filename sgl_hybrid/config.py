@@ -59,7 +59,8 @@ FLAGS: tuple[Flag, ...] = (
         "d0-attention-fraction",
         "FRACTION",
         "Share of the budget that d0 gives to attention, between 0 and 1, or 'auto' for the split with the least "
-        "worst-case stranded bytes. Default: the paper's 0.527383.",
+        "worst-case stranded bytes. Default: the paper's for its models (Falcon-H1 0.527383, Granite-4.0-H 0.199699), "
+        "'auto' for others.",
     ),
     Flag("page-tokens", "N", "Tokens of attention KV in one page. Default: 512 (s0, s1, s2) or 16 (d0)."),
     Flag(

@@ -165,7 +165,8 @@ def minimum_budget(
     """Return the units, and in `.budget` the bytes, of the smallest budget that holds one request.
 
     The request has `context_tokens` tokens of attention KV and `checkpoints_per_request` composites at a time (the
-    one it writes and the one it continues from).
+    one it writes and the one it continues from). Their conv slots may lie in as many slabs: one is priced for each, as
+    admission does.
 
     Raises:
         SettingError: a count below 1.
@@ -176,7 +177,8 @@ def minimum_budget(
         )
     blocks = math.ceil(context_tokens / layout.page_tokens)
     if layout.shared:
-        total = pages_for(layout, blocks, checkpoints_per_request) * layout.page_bytes * layout.planes
+        pages = pages_for(layout, blocks, checkpoints_per_request, slabs=checkpoints_per_request)
+        total = pages * layout.page_bytes * layout.planes
     else:
         fraction = resolve_fraction(layout.geometry, attention_fraction)
         total = max(

@@ -159,7 +159,7 @@ def test_the_minimum_budget_holds_one_request_and_one_byte_less_does_not(org: st
     def holds(units: Units) -> bool:
         blocks = -(-5000 // layout.page_tokens)
         if layout.shared:
-            return units.num_pages >= pages_for(layout, blocks, 2)
+            return units.num_pages >= pages_for(layout, blocks, 2, slabs=2)
         return units.num_attention_pages >= blocks and units.num_checkpoints >= 2
 
     units = minimum_budget(layout, context_tokens=5000)

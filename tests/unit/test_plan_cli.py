@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_options_reach_the_geometry(capsys: pytest.CaptureFixture[str], tmp_path
     assert (answer["kv_token_bytes"], answer["ssm_bytes"], answer["conv_bytes"]) == (256, 393_216, 5_120)
     (s2,) = answer["organizations"]
     assert (s2["page_tokens"], s2["members"], s2["slots_per_slab"]) == (512, 3, 16)
-    assert s2["minimum_total_bytes"] == 2 * (8 + 2 * 3 + 1) * 512 * 256
+    assert s2["minimum_total_bytes"] == 2 * (8 + 2 * (3 + 1)) * 512 * 256
     halves = ask(capsys, "--model", "falcon-h1-7b", "--tp", "2", "--org", "d0", "--attention-fraction", "auto")
     assert halves["kv_token_bytes"] == 512
     assert halves["split"]["used"] == halves["split"]["auto"]
@@ -223,3 +224,14 @@ assert "52 layers" in out.getvalue()
 print(took * 1e3)
 """
     assert min(float(fresh(code)) for _ in range(3)) < 300
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_reader_that_goes_away_is_no_error(form: list[str]) -> None:
+    """`python -m sgl_hybrid plan ... | head` ends without a traceback."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "sgl_hybrid", "plan", "--model", "falcon-h1-7b", *form]
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write_end)
+    assert (result.stderr, result.returncode) == ("", 1)
