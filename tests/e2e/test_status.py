@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 
 import pytest
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
+from sgl_hybrid import metrics
 from tests.e2e import client
+from tests.e2e.conftest import GRIDS
 
 pytestmark = pytest.mark.e2e
 
@@ -73,7 +78,63 @@ def test_a_shared_pool_reports_its_pages_checkpoints_and_slabs(servers) -> None:
     assert found["units"]["pages"] == found["pools"]["shared"]["total"] == 193
     assert "stranded_byte_fraction" not in found["counters"]
     # Chunks of 1,024 tokens leave the boundaries at 1,024 and 2,048: two checkpoints in one slab, four blocks.
-    assert found["checkpoints"]["cached"] == found["slabs"]["live_slots"] == 2
-    assert found["slabs"]["slabs"] == 1
+    assert found["checkpoints"]["cached"] == found["slabs"]["live_slots"] == found["slabs"]["cached_slots"] == 2
+    assert found["slabs"]["slabs"] == found["pages"]["shared"]["slab"] == 1
+    assert found["pages"]["shared"] == {"attention": 4, "member": 6, "conv": 0, "slab": 1, "free": 193 - 11}
     assert found["pools"]["shared"]["cached"] == 2 * 3 + 1 + 4
     assert found["pools"]["shared"]["held"] == 0
+
+
+def delta(before: dict, after: dict, field: str) -> dict[str, int]:
+    return {name: after[field][name] - before[field][name] for name in after[field]}
+
+
+@pytest.mark.parametrize("name", ["d0", "s2"])
+def test_reuse_and_copies_are_counted(servers, name: str) -> None:
+    """Fault B51, and what is copied: a hit reads one state and writes one, whether or not it then decodes across a
+    boundary."""
+    server, grid = servers(name), GRIDS[name]
+    client.flush(server.url)
+    prompt = client.random_prompt(2 * grid - 8, seed=51)
+    client.generate(server.url, prompt)
+    infos, reported = [client.memory(server.url)], []
+    for new_tokens in (4, 24):
+        answer = client.generate(server.url, prompt, max_new_tokens=new_tokens)
+        reported.append(answer["meta_info"]["cached_tokens"])
+        infos.append(client.memory(server.url))
+    assert reported == [grid, grid]
+    state_bytes = 2 * (infos[0]["ssm_bytes_per_layer"] + infos[0]["conv_bytes_per_layer"])
+    for before, after in itertools.pairwise(infos):
+        assert delta(before, after, "reuse") == {
+            "joint_hits": 1,
+            "joint_tokens": grid,
+            "missing_checkpoint_hits": 0,
+            "missing_checkpoint_tokens": 0,
+        }
+    crossing = delta(infos[1], infos[2], "copied_bytes")
+    assert crossing == delta(infos[0], infos[1], "copied_bytes")
+    assert crossing["prefill_gather"] >= state_bytes
+    assert crossing["slab_migration"] == 0
+
+
+def test_prometheus_shows_the_numbers_of_server_info(servers) -> None:
+    """Fault B3: pages by kind add up to the pool; an idle server sets them once a second."""
+    server = servers("s2")
+    client.generate(server.url, client.random_prompt(600, seed=52))
+    found = client.memory(server.url)
+    expected = {
+        (metric.name, frozenset(zip(metric.labels, labels, strict=True))): value
+        for metric, labels, value in metrics.samples(found)
+    }
+
+    def shown() -> dict[tuple[str, frozenset], float]:
+        text = requests.get(f"{server.url}/metrics", timeout=client.TIMEOUT_S).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        ours = [sample for sample in samples if sample.name.startswith("sgl_hybrid:")]
+        return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in ours}
+
+    deadline = time.monotonic() + 10
+    while shown() != expected and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert shown() == expected
+    assert sum(found["pages"]["shared"].values()) == found["units"]["pages"]
