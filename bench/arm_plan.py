@@ -64,9 +64,9 @@ class ArmPlan(msgspec.Struct, frozen=True, kw_only=True):
         units = ", ".join(f"{count:,} {name}" for name, count in self.units.items())
         if self.total_bytes > 4 * self.budget_bytes:
             return f"{units}: {self.total_bytes:,} B, memory to spare"
-        return (
-            f"{units}: {self.total_bytes:,} B, {100 * (self.total_bytes / self.budget_bytes - 1):+.2f} % of the budget"
-        )
+        off_pct = 100 * (self.total_bytes / self.budget_bytes - 1)
+        side = "over" if off_pct > 0 else "under"
+        return f"{units}: {self.total_bytes:,} B, {abs(off_pct):.2f} % {side} the budget"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("list")(list_cases)
     app.command("run")(run_case)
+    app.command("report")(report)
+    app.command("compare")(compare)
 
 
 def list_cases(
@@ -112,7 +114,7 @@ def run_case(
         conditions,
         real_launcher(serving, vllm),
         folder,
-        console=Console(),
+        console=Console(soft_wrap=True),
         retry_failed=retry_failed,
         order_seed=order_seed,
     ).run()
@@ -121,6 +123,57 @@ def run_case(
         counts = f"{result.num_ok} cells measured, {result.num_failed} failed, {result.num_left} left"
         print(f"error: {how} with {counts}; rows and records are in {folder}", file=sys.stderr)
     raise typer.Exit(130 if result.interrupted else int(result.num_failed + result.num_left > 0))
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of a campaign, or of several")],
+    out: Annotated[Path | None, typer.Option(help="where the pages go; default FOLDER/report")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON too")] = False,
+) -> None:
+    """Make the report of what a campaign has measured so far: HTML, Markdown and Parquet; print the answers.
+
+    python -m bench report run/q1
+    """
+    import msgspec
+
+    from bench.report.gather import gather
+    from bench.report.render import write_report
+
+    found = gather(folder)
+    paths = write_report(found, out or folder / "report")
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    for case in found.cases:
+        typer.echo(f"{case.case}: {case.verdict.sentence}")
+    for goal in found.goals:
+        met = "met" if goal.met else f"missed ({goal.limits or 'no counters'})"
+        typer.echo(f"goal {goal.arm} over {goal.other} at {goal.where}: {goal.effect_pct:+.1f} %, {met}")
+    typer.echo(f"report: {paths[0]}")
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="folder A: a campaign, or several")],
+    after: Annotated[Path, typer.Argument(help="folder B: the same case elsewhere or at another commit")],
+    metric: Annotated[str, typer.Option(help="what is compared")] = "output_tokens_per_s",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Show what changed from one campaign to another, for each arm and condition, paired by seed.
+
+    python -m bench compare run/q1-before run/q1-after
+    """
+    import msgspec
+
+    from bench.report.compare import changes_table
+    from bench.report.compare import compare as find_changes
+
+    changes = find_changes(before, after, metric)
+    if as_json:
+        typer.echo(msgspec.json.encode(changes).decode())
+        return
+    from rich.console import Console
+
+    Console().print(changes_table(changes, metric))
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -74,10 +74,10 @@ def test_a_ceiling_has_room_for_the_longest_request_of_every_running_one(serving
 
 def test_the_rounding_is_printed(serving: Serving) -> None:
     assert plan_arm(arm_of("s0"), "b63", serving, POLICY).describe() == (
-        "63 pages of 796,672 B: 50,190,336 B, -0.77 % of the budget"
+        "63 pages of 796,672 B: 50,190,336 B, 0.77 % under the budget"
     )
     assert plan_arm(arm_of("d0"), "b63", serving, POLICY).describe() == (
-        "3,256 blocks of 16 tokens, 30 composites: 50,573,312 B, -0.01 % of the budget"
+        "3,256 blocks of 16 tokens, 30 composites: 50,573,312 B, 0.01 % under the budget"
     )
 
 

@@ -1,0 +1,89 @@
+"""What to pick and why, for a reader who runs a server and not this benchmark: a few sentences per load.
+
+The choice is among the arms that a user of this project can start. A lead counts only where its interval excludes zero;
+with one seed it is called an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bench.arms import ARMS
+from bench.outcome import CellOutcome, Condition, adopted
+from bench.report.gather import Report
+from bench.stats.contrasts import OWN_ARMS, arm_title, labels
+from bench.stats.effects import Effects, relative
+from bench.stats.intervals import paired_t_percent
+from bench.stats.targets import METRIC, counters_beside
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start at one condition. flags: of the server. leads: what it has over others. why: from the counters."""
+
+    where: str
+    arm: str
+    flags: str
+    throughput: float
+    ttft_p99_s: float | None
+    leads: list[str]
+    why: str | None
+    sure: bool
+
+
+def choices(report: Report) -> list[Choice]:
+    """Return one choice for each condition at which at least two arms, one of them this project's, were measured."""
+    held = [outcome for outcome in adopted(report.outcomes) if outcome.status == "ok"]
+    names: dict[Condition, str] = {}
+    for case in dict.fromkeys(outcome.case for outcome in held):
+        names |= labels(list(dict.fromkeys(outcome.condition for outcome in held if outcome.case == case)))
+    found = [_choice(condition, where, held) for condition, where in names.items()]
+    return [choice for choice in found if choice is not None]
+
+
+def _choice(condition: Condition, where: str, outcomes: Sequence[CellOutcome]) -> Choice | None:
+    runs: dict[str, dict[int, CellOutcome]] = {}
+    for outcome in outcomes:
+        if outcome.condition == condition and METRIC in outcome.metrics and not ARMS[outcome.arm].spare:
+            runs.setdefault(outcome.arm, {})[outcome.seed] = outcome
+    own = [arm for arm in runs if arm in OWN_ARMS]
+    if len(runs) < 2 or not own:
+        return None
+    speeds = {arm: {seed: run.metrics[METRIC] for seed, run in held.items()} for arm, held in runs.items()}
+    means = {arm: sum(values.values()) / len(values) for arm, values in speeds.items()}
+    best = max(own, key=means.__getitem__)
+    others = sorted((arm for arm in runs if arm != best), key=means.__getitem__, reverse=True)
+    effects = {arm: relative(speeds[best], speeds[arm]) for arm in others}
+    second = others[0]
+    tails = [run.metrics["ttft_p99_ms"] for run in runs[best].values() if "ttft_p99_ms" in run.metrics]
+    return Choice(
+        where=f"{condition.case}: {where}",
+        arm=best,
+        flags=f"--memory-org {best} --memory-budget {condition.budget}",
+        throughput=means[best],
+        ttft_p99_s=sum(tails) / len(tails) / 1000 if tails else None,
+        leads=[_lead(arm, found) for arm, found in effects.items() if found.seeds],
+        why=_why(condition, best, second, outcomes),
+        sure=all(_is_ahead(found) for arm, found in effects.items() if arm in OWN_ARMS),
+    )
+
+
+def _lead(arm: str, effects: Effects) -> str:
+    title = arm_title(arm)
+    mean = sum(effects.shown) / len(effects.shown)
+    if len(effects.seeds) == 1:
+        return f"{mean:+.0f} % over {title} (one seed: an example)"
+    interval = paired_t_percent(effects.logs)
+    bounds = f"{interval.low:+.0f} to {interval.high:+.0f}"
+    told = "" if interval.excludes_zero else ": not told apart"
+    return f"{mean:+.0f} % over {title} ({bounds}){told}"
+
+
+def _is_ahead(effects: Effects) -> bool:
+    return len(effects.seeds) > 1 and paired_t_percent(effects.logs).low > 0
+
+
+def _why(condition: Condition, best: str, second: str, outcomes: Sequence[CellOutcome]) -> str | None:
+    found = counters_beside(outcomes, condition, best, second)
+    return None if found is None else f"{arm_title(best)} beside {arm_title(second)}: {found}"

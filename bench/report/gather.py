@@ -1,0 +1,204 @@
+"""Everything a report says, as plain values: read from the folders of one or more campaigns, computed once.
+
+`gather` takes the folder of a campaign, or a folder of such folders; several campaigns of one case are pooled only if
+they served the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.campaign.calibration import Calibration
+from bench.campaign.folder import read_manifest, read_rows, read_sessions
+from bench.campaign.manifest import CampaignManifest, CellManifest, Session
+from bench.cases import CASES
+from bench.outcome import CellOutcome, adopted
+from bench.report.limits import limits
+from bench.report.paper import PaperValue, paper_value
+from bench.stats.contrasts import labels
+from bench.stats.rows import Row, Share, analyse, shares_of_ceiling
+from bench.stats.targets import Reached, reached
+from bench.stats.verdicts import Verdict, verdict
+from sgl_hybrid.errors import SettingError
+
+SHOWN_METRICS = (
+    "output_tokens_per_s",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "tpot_p50_ms",
+    "tpot_p99_ms",
+    "e2e_p99_ms",
+    "queue_p50_ms",
+    "running_mean",
+    "waiting_mean",
+    "cached_share",
+    "preemptions",
+)
+"""Columns of the table of arms: means over seeds of each run's number."""
+
+
+class ArmLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm at one condition: means over its measured seeds, and what it reaches of its ceiling."""
+
+    case: str
+    where: str
+    arm: str
+    num_seeds: int
+    num_failed: int
+    means: dict[str, float]
+    share_of_ceiling: float | None
+    units: str
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One contrast of ours and what the paper prints for it."""
+
+    ours: Row
+    paper: PaperValue | None
+
+
+class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One case of a report."""
+
+    case: str
+    question: str
+    source: str
+    metric: str
+    verdict: Verdict
+    effects: list[Compared]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a report says. outcomes: every attempt; the numbers are those of the adopted ones."""
+
+    folders: list[str]
+    manifests: list[CampaignManifest]
+    sessions: list[Session]
+    calibrations: list[Calibration]
+    cases: list[CaseReport]
+    arms: list[ArmLine]
+    goals: list[Reached]
+    limits: list[str]
+    tree_cores: dict[str, str]
+    lost: list[CellOutcome]
+    outcomes: list[CellOutcome]
+
+
+def gather(folder: Path) -> Report:
+    """Read the campaigns in `folder` and compute what there is to say.
+
+    Raises: SettingError if there is no campaign with a finished cell, or if campaigns of one case served different
+    models.
+    """
+    folders = campaign_folders(folder)
+    manifests = [read_manifest(path) for path in folders]
+    _require_one_model(manifests)
+    rows = [row for path in folders for row in read_rows(path)]
+    outcomes = [row.outcome for row in rows]
+    cells = [_cell_manifest(path) for path in folders]
+    environments = [manifest.environment for found in cells for manifest in found.values()]
+    sessions = [session for path in folders for session in read_sessions(path)]
+    plans = {key: manifest for found in cells for key, manifest in found.items()}
+    return Report(
+        folders=[path.name for path in folders],
+        manifests=manifests,
+        sessions=sessions,
+        calibrations=[found for path in folders for found in _calibrations(path)],
+        cases=[_case(name, outcomes) for name in dict.fromkeys(outcome.case for outcome in outcomes)],
+        arms=_arm_lines(outcomes, plans),
+        goals=reached(outcomes),
+        limits=limits(environments or [session.environment for session in sessions], outcomes),
+        tree_cores={manifest.cell.arm: manifest.tree_core for manifest in plans.values()},
+        lost=[outcome for outcome in outcomes if outcome.status != "ok"],
+        outcomes=outcomes,
+    )
+
+
+def campaign_folders(folder: Path) -> list[Path]:
+    """Return `folder` if it is a campaign's, else those directly in it that are. Raises: SettingError if none is."""
+    if (folder / "campaign.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/campaign.json"))
+    if not found:
+        raise SettingError(f"expected a campaign's folder with campaign.json, or a folder of them, got {folder}")
+    return found
+
+
+def _require_one_model(manifests: Sequence[CampaignManifest]) -> None:
+    by_case: dict[str, CampaignManifest] = {}
+    for manifest in manifests:
+        first = by_case.setdefault(manifest.case, manifest)
+        for name in ("model_sha256", "dtype", "num_requests", "scale", "dataset_sha256"):
+            if getattr(first, name) != getattr(manifest, name):
+                raise SettingError(
+                    f"expected campaigns of {manifest.case} with one {name}, got {getattr(first, name)} and "
+                    f"{getattr(manifest, name)}"
+                )
+
+
+def _cell_manifest(folder: Path) -> dict[tuple[str, str], CellManifest]:
+    """Return the manifest of the last attempt at each cell, by campaign folder and cell."""
+    decoder = msgspec.json.Decoder(CellManifest)
+    found = {}
+    for path in sorted(folder.glob("cells/*/attempt-*/cell.json")):
+        found[folder.name, path.parent.parent.name] = decoder.decode(path.read_bytes())
+    return found
+
+
+def _calibrations(folder: Path) -> list[Calibration]:
+    decoder = msgspec.json.Decoder(Calibration)
+    return [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("calibration-*.json"))]
+
+
+def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
+    case = CASES[name]
+    held = [outcome for outcome in outcomes if outcome.case == name]
+    rows = analyse(held, case.metric)
+    return CaseReport(
+        case=name,
+        question=case.question,
+        source=case.source,
+        metric=case.metric,
+        verdict=verdict(name, rows, metric=case.metric),
+        effects=[Compared(ours=row, paper=paper_value(row)) for row in rows],
+    )
+
+
+def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str], CellManifest]) -> list[ArmLine]:
+    shares = {(share.case, share.where, share.arm): share for share in shares_of_ceiling(outcomes)}
+    units = {(m.cell.arm, m.cell.budget): m.plan.describe() for m in manifests.values()}
+    lines = []
+    for case in dict.fromkeys(outcome.case for outcome in outcomes):
+        held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
+        names = labels(list(dict.fromkeys(outcome.condition for outcome in held)))
+        groups: dict[tuple[str, str], list[CellOutcome]] = {}
+        for outcome in held:
+            groups.setdefault((names[outcome.condition], outcome.arm), []).append(outcome)
+        for (where, arm), runs in groups.items():
+            ok = [run for run in runs if run.status == "ok"]
+            share: Share | None = shares.get((case, where, arm))
+            lines.append(
+                ArmLine(
+                    case=case,
+                    where=where,
+                    arm=arm,
+                    num_seeds=len(ok),
+                    num_failed=len(runs) - len(ok),
+                    means=_means(run.metrics for run in ok),
+                    share_of_ceiling=None if share is None else share.share,
+                    units=units.get((arm, runs[0].budget), ""),
+                )
+            )
+    return lines
+
+
+def _means(metrics: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of each shown metric over the runs that have it."""
+    held = list(metrics)
+    values = {name: [run[name] for run in held if name in run] for name in SHOWN_METRICS}
+    return {name: float(np.mean(found)) for name, found in values.items() if found}

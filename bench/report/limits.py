@@ -1,0 +1,70 @@
+"""What the numbers of a report can say and what they cannot, from where and how they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bench.environment import statement
+from bench.outcome import CellOutcome
+
+CPU = (
+    "A nano model on a CPU has the paper's counts of tokens, pages, checkpoints and requests, so which state fits, "
+    "what is reused, who waits and who is preempted carry over; its seconds do not. The time of a step is made of "
+    "other parts here: a decode step grows with the number of running requests where a GPU's hardly does, so an arm "
+    "that runs more requests at once gains less here than there, and copies and gathers cost other shares.",
+    "The client shares the processor with the server it measures. All arms pay this alike; latencies contain it.",
+    "The paged kernels of this project do not run on a CPU: its arms are served by torch operators through the same "
+    "tables, and SGLang's by torch operators through its own. What a kernel's page mapping costs is measured apart.",
+)
+ENGINES = (
+    "The arms of this project run SGLang's prefix tree in its Python core; SGLang's own arms run the Rust core. The "
+    "difference is inside the numbers, against this project.",
+    "SGLang's rivals run on the same reference platform as this project's arms (`sgl_hybrid_cpu`), because SGLang "
+    "ships none for Mamba2 on a CPU.",
+)
+UNIFIED = (
+    "`stock-unified` is SGLang's pool with its refusals of a CPU lifted; its virtual token ids are translated row by "
+    "row in each step, which costs it a few milliseconds a step that a GPU would not pay.",
+)
+VLLM = (
+    "vLLM's CPU build has C++ operators of its own. Beside the absolute numbers it is compared as a share of its own "
+    "ceiling, the same engine with memory to spare; its chunk scan is patched so that it keeps checkpoints at all.",
+)
+
+
+def limits(environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcome]) -> list[str]:
+    """Return the limits of a report, from the general to what this one lacks."""
+    held = list(outcomes)
+    found = list(dict.fromkeys(statement(environment) for environment in environments))
+    if not any(environment["machine"]["accelerators"] for environment in environments):
+        found += CPU
+    found += ENGINES
+    if any(outcome.arm == "stock-unified" for outcome in held):
+        found += UNIFIED
+    if any(outcome.arm.startswith("vllm") for outcome in held):
+        found += VLLM
+    seeds = {outcome.seed for outcome in held if outcome.status == "ok"}
+    if len(seeds) < 6:
+        found.append(
+            f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}: a sign-flip test needs six to reach 5 % even for one "
+            "comparison. Intervals and signs are what there is."
+        )
+    if any((environment["git"] or {}).get("dirty") for environment in environments):
+        found.append(
+            "The checkout had uncommitted changes when some cells ran: the commit alone does not say what ran."
+        )
+    commits = {(environment["git"] or {}).get("commit") for environment in environments}
+    if len(commits) > 1:
+        found.append(f"Cells were measured at {len(commits)} commits; each cell's manifest names its own.")
+    drifting = [outcome for outcome in held if outcome.metrics.get("central_drift")]
+    if drifting:
+        found.append(
+            f"{len(drifting)} of {sum(outcome.status == 'ok' for outcome in held)} runs fail the drift screen: "
+            "running or waiting requests differ between the early and the late half of the central arrivals. No steady "
+            "state is claimed; the paper's runs fail it too (83 of 84, section E.9)."
+        )
+    lost = [outcome for outcome in held if outcome.status != "ok"]
+    if lost:
+        found.append(f"{len(lost)} attempts have no number; each is listed with its reason.")
+    return found
