@@ -43,15 +43,22 @@ _FORMS: dict[str, Callable[[Condition], str]] = {
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison. `where`: what sets it apart in its case. `num_planned`: seeds that both sides were to have."""
+    """One comparison.
+
+    at: the condition, of an interaction or a policy the one that is not the baseline. where: what sets it apart in its
+    case. num_planned: seeds that both sides were to have. geometric: the effect is the mean log ratio turned into
+    percent, as in Q9 (G3), and not the mean of the percentages.
+    """
 
     case: str
     kind: Kind
     name: str
+    at: Condition
     where: str
     primary: bool
     num_planned: int
     effects: Effects
+    geometric: bool = False
 
     @property
     def family(self) -> str | None:
@@ -116,7 +123,7 @@ class _Finder:
         arms = self._cells[at]
         if pair[0] in arms and pair[1] in arms:
             primary = kind == "rival" or self._is_primary_pair(pair, at)
-            yield self._made(kind, _ratio(pair), self._labels[at], primary, (arms[pair[0]], arms[pair[1]]))
+            yield self._made(kind, _ratio(pair), at, self._labels[at], primary, (arms[pair[0]], arms[pair[1]]))
 
     def _is_primary_pair(self, pair: tuple[str, str], at: Condition) -> bool:
         """Return whether the paper tests this pair at this condition in a family of its own."""
@@ -141,7 +148,7 @@ class _Finder:
         here, there = self._cells[at], self._cells[baseline]
         if all(arm in arms for arm in pair for arms in (here, there)):
             sides = (here[pair[0]], here[pair[1]], there[pair[0]], there[pair[1]])
-            yield self._made(kind, f"{_ratio(pair)}, {change}", at.budget, primary, sides)
+            yield self._made(kind, f"{_ratio(pair)}, {change}", at, at.budget, primary, sides)
 
     def _sharing(self, at: Condition) -> Iterator[Contrast]:
         levels = sorted({c.q for c in self._cells if c._replace(q=at.q) == at})
@@ -188,10 +195,10 @@ class _Finder:
             if at.headroom and not at.variant:
                 chosen = PRESELECTED_HEADROOM.get(at.budget, {}).get(arm) == at.headroom
                 name = f"{arm_title(arm)}, headroom {at.headroom:g} instead of 0"
-                yield self._made("headroom", name, at.budget, chosen and self._case == "q6", (values, plain))
+                yield self._made("headroom", name, at, at.budget, chosen and self._case == "q6", (values, plain))
             if at.variant.startswith("split="):
                 name = f"{arm_title(arm)}, {at.variant} instead of the default"
-                yield self._made("split", name, at.budget, True, (values, plain))
+                yield self._made("split", name, at, at.budget, True, (values, plain))
 
     def _preselected(self, at: Condition) -> Iterator[Contrast]:
         """Yield D0 and S2, each with the headroom chosen for it before; skipped where both have the same."""
@@ -201,10 +208,16 @@ class _Finder:
         sides = {arm: self._cells.get(at._replace(headroom=f), {}).get(arm) for arm, f in chosen.items()}
         if sides["d0"] is not None and sides["s2"] is not None:
             name = f"D0/S2, headroom {chosen['d0']:g} and {chosen['s2']:g}"
-            yield self._made("preselected", name, at.budget, True, (sides["d0"], sides["s2"]))
+            yield self._made("preselected", name, at, at.budget, True, (sides["d0"], sides["s2"]))
 
     def _made(
-        self, kind: Kind, name: str, where: str, primary: bool, sides: Sequence[Mapping[int, float | None]]
+        self,
+        kind: Kind,
+        name: str,
+        at: Condition,
+        where: str,
+        primary: bool,
+        sides: Sequence[Mapping[int, float | None]],
     ) -> Contrast:
         """Return the contrast of two sides, or the interaction of four: a pair, then the same pair at the baseline."""
         planned = set.intersection(*(set(side) for side in sides))
@@ -216,10 +229,12 @@ class _Finder:
             case=self._case,
             kind=kind,
             name=name,
+            at=at,
             where=where,
             primary=primary,
             num_planned=len(planned),
             effects=effects,
+            geometric=self._case == "q9",
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
-from bench.outcome import CellOutcome, adopted
+from bench.outcome import CellOutcome, Condition, adopted
 from bench.stats.contrasts import Contrast, Kind, cells_of, find, labels, measured
 from bench.stats.decisions import Decision, holm, sign_flip
 from bench.stats.effects import mean_ratio
@@ -17,16 +17,17 @@ from bench.stats.intervals import Interval, bootstrap, paired_t, paired_t_percen
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One contrast in numbers.
 
-    effect: mean over seeds in `unit`, None where no seed has both sides. lowest, highest: of the seeds, no interval.
-    interval: 95 %, paired t; in log space for a ratio, and for the reuse interaction, whose effect is 100 (exp(k) - 1).
-    display: 95 % bootstrap interval of the mean. p: exact sign-flip of log ratios; p_relative: of the shown effects.
-    decision: corrected in `family`; None for a descriptive contrast. A contrast of a family that could not be measured
-    counts in it with p = 1.
+    at, where: as in `Contrast`. effect: mean over seeds in `unit`, None where no seed has both sides; 100 (exp(z) - 1)
+    of the mean log where the contrast is geometric. lowest, highest: of the seeds, no interval. interval: 95 %, paired
+    t; in log space unless the unit is points. display: 95 % bootstrap interval of the mean. p: exact sign-flip of log
+    ratios; p_relative: of the shown effects. decision: corrected in `family`; None for a descriptive contrast. A
+    contrast of a family that could not be measured counts in it with p = 1.
     """
 
     case: str
     kind: Kind
     name: str
+    at: Condition
     where: str
     unit: str
     num_seeds: int
@@ -75,21 +76,23 @@ def _row(contrast: Contrast) -> Row:
         case=contrast.case,
         kind=contrast.kind,
         name=contrast.name,
+        at=contrast.at,
         where=contrast.where,
-        unit="%" if contrast.kind == "reuse" else effects.unit,
+        unit="%" if contrast.geometric else effects.unit,
         num_seeds=len(effects.seeds),
         num_planned=contrast.num_planned,
     )
     if not effects.seeds:
         return row
     many = len(effects.seeds) > 1
-    in_logs = contrast.kind == "reuse" or effects.unit == "%"
+    in_logs = contrast.geometric or effects.unit == "%"
     interval = (paired_t_percent(effects.logs) if in_logs else paired_t(effects.shown)) if many else None
-    shown = _as_shown(contrast)
-    mean = float(np.mean(shown))
+    percents = [float(100 * np.expm1(log)) for log in effects.logs]
+    shown = percents if contrast.geometric else effects.shown
+    mean = float(100 * np.expm1(np.mean(effects.logs)) if contrast.geometric else np.mean(shown))
     return msgspec.structs.replace(
         row,
-        effect=interval.estimate if contrast.kind == "reuse" and interval is not None else mean,
+        effect=mean,
         lowest=min(shown),
         highest=max(shown),
         num_positive=sum(value > 0 for value in shown),
@@ -99,13 +102,6 @@ def _row(contrast: Contrast) -> Row:
         p=sign_flip(effects.logs),
         p_relative=sign_flip(effects.shown),
     )
-
-
-def _as_shown(contrast: Contrast) -> Sequence[float]:
-    """Return the effects by seed in the unit of the row: the reuse interaction is shown as a ratio of ratios."""
-    if contrast.kind == "reuse":
-        return [float(100 * np.expm1(log)) for log in contrast.effects.logs]
-    return contrast.effects.shown
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
