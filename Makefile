@@ -7,10 +7,11 @@ LOCK = requirements.lock
 LOCKED = $(VENV)/.locked-$(shell sha256sum < $(LOCK) | cut -c1-16)
 LINKED = $(VENV)/.linked-$(shell (echo $(CURDIR); cat pyproject.toml) | sha256sum | cut -c1-16)
 
-.PHONY: help env demo test lint types contracts unit e2e slow docs clean
+.PHONY: help env demo bench-quick test lint types contracts unit e2e slow docs clean
 
 help:
 	@echo "make demo      start SGLang with --memory-org on a nano model, drive a load, print a table"
+	@echo "make bench-quick  measure every organization and tuned SGLang once, about ten minutes, and make the report"
 	@echo "make test      lint, types, import contracts, all tests that need no GPU"
 	@echo "make lint|types|contracts|unit|e2e   one part of it"
 	@echo "make slow      the long comparison with stock SGLang, about ten minutes"
@@ -31,6 +32,13 @@ $(LINKED): $(LOCKED)
 
 demo: env
 	$(BIN)/python -m bench demo
+
+# A folder of its own each time: a campaign that is gone on with keeps what an earlier commit measured.
+QUICK = run/quick-$(shell date +%Y%m%d-%H%M%S)
+bench-quick: OUT := $(QUICK)
+bench-quick: env
+	$(BIN)/python -m bench run q1 --quick --out $(OUT)
+	$(BIN)/python -m bench report $(OUT)
 
 test: lint types contracts unit e2e
 

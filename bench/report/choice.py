@@ -1,19 +1,19 @@
 """What to pick and why, for a reader who runs a server and not this benchmark: a few sentences per load.
 
-The choice is among the arms that a user of this project can start. A lead counts only where its interval excludes zero;
-with one seed it is called an example.
+The choice is among all servers of the same engine that were measured, SGLang's own settings included: the fastest is
+named, whoever's it is. A lead counts only where its interval excludes zero; with one seed it is called an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from bench.arms import ARMS
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.report.gather import Report
-from bench.stats.contrasts import OWN_ARMS, arm_title, labels
+from bench.stats.contrasts import arm_title, labels
 from bench.stats.effects import Effects, relative
 from bench.stats.intervals import paired_t_percent
 from bench.stats.targets import METRIC, counters_beside
@@ -33,26 +33,29 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choices(report: Report) -> list[Choice]:
-    """Return one choice for each condition at which at least two arms, one of them this project's, were measured."""
+    """Return one choice for each condition at which at least two arms of SGLang were measured."""
     held = [outcome for outcome in adopted(report.outcomes) if outcome.status == "ok"]
     names: dict[Condition, str] = {}
     for case in dict.fromkeys(outcome.case for outcome in held):
         names |= labels(list(dict.fromkeys(outcome.condition for outcome in held if outcome.case == case)))
-    found = [_choice(condition, where, held) for condition, where in names.items()]
+    flags = {(line.case, line.where, line.arm): line.flags for line in report.arms}
+    found = [_choice(condition, where, held, flags) for condition, where in names.items()]
     return [choice for choice in found if choice is not None]
 
 
-def _choice(condition: Condition, where: str, outcomes: Sequence[CellOutcome]) -> Choice | None:
+def _choice(
+    condition: Condition, where: str, outcomes: Sequence[CellOutcome], flags: Mapping[tuple[str, str, str], str]
+) -> Choice | None:
     runs: dict[str, dict[int, CellOutcome]] = {}
     for outcome in outcomes:
         if outcome.condition == condition and METRIC in outcome.metrics and not ARMS[outcome.arm].spare:
             runs.setdefault(outcome.arm, {})[outcome.seed] = outcome
-    own = [arm for arm in runs if arm in OWN_ARMS]
-    if len(runs) < 2 or not own:
+    candidates = [arm for arm in runs if ARMS[arm].engine == "sglang"]
+    if len(candidates) < 2:
         return None
     speeds = {arm: {seed: run.metrics[METRIC] for seed, run in held.items()} for arm, held in runs.items()}
     means = {arm: sum(values.values()) / len(values) for arm, values in speeds.items()}
-    best = max(own, key=means.__getitem__)
+    best = max(candidates, key=means.__getitem__)
     others = sorted((arm for arm in runs if arm != best), key=means.__getitem__, reverse=True)
     effects = {arm: relative(speeds[best], speeds[arm]) for arm in others}
     second = others[0]
@@ -60,12 +63,12 @@ def _choice(condition: Condition, where: str, outcomes: Sequence[CellOutcome]) -
     return Choice(
         where=f"{condition.case}: {where}",
         arm=best,
-        flags=f"--memory-org {best} --memory-budget {condition.budget}",
+        flags=flags[condition.case, where, best],
         throughput=means[best],
         ttft_p99_s=sum(tails) / len(tails) / 1000 if tails else None,
         leads=[_lead(arm, found) for arm, found in effects.items() if found.seeds],
         why=_why(condition, best, second, outcomes),
-        sure=all(_is_ahead(found) for arm, found in effects.items() if arm in OWN_ARMS),
+        sure=all(_is_ahead(found) for arm, found in effects.items() if arm in candidates),
     )
 
 

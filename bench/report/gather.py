@@ -53,6 +53,7 @@ class ArmLine(msgspec.Struct, frozen=True, kw_only=True):
     means: dict[str, float]
     share_of_ceiling: float | None
     units: str
+    flags: str
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +172,7 @@ def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
 
 def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str], CellManifest]) -> list[ArmLine]:
     shares = {(share.case, share.where, share.arm): share for share in shares_of_ceiling(outcomes)}
-    units = {(m.cell.arm, m.cell.budget): m.plan.describe() for m in manifests.values()}
+    plans = {(m.cell.arm, m.cell.budget): m.plan for m in manifests.values()}
     lines = []
     for case in dict.fromkeys(outcome.case for outcome in outcomes):
         held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
@@ -182,6 +183,7 @@ def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str],
         for (where, arm), runs in groups.items():
             ok = [run for run in runs if run.status == "ok"]
             share: Share | None = shares.get((case, where, arm))
+            plan = plans.get((arm, runs[0].budget))
             lines.append(
                 ArmLine(
                     case=case,
@@ -191,7 +193,8 @@ def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str],
                     num_failed=len(runs) - len(ok),
                     means=_means(run.metrics for run in ok),
                     share_of_ceiling=None if share is None else share.share,
-                    units=units.get((arm, runs[0].budget), ""),
+                    units=plan.describe() if plan is not None else "",
+                    flags=" ".join(plan.flags) if plan is not None else f"arm {arm}",
                 )
             )
     return lines
