@@ -161,8 +161,9 @@ def _flat_outcome(outcome: CellOutcome) -> dict[str, Any]:
 def _flat_effect(compared: Compared) -> dict[str, Any]:
     row, paper = compared.ours, compared.paper
     fields = msgspec.structs.asdict(row)
-    interval, display, decision = (fields.pop(name) for name in ("interval", "display", "decision"))
+    at, interval, display, decision = (fields.pop(name) for name in ("at", "interval", "display", "decision"))
     return {
+        **at._asdict(),
         **fields,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
