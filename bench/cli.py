@@ -16,7 +16,7 @@ import typer
 
 from bench import suite_commands
 from bench.server import ServerError
-from bench.verify.command import verify
+from bench.verify.command import d3, verify
 from sgl_hybrid.errors import SettingError
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def demo(
 
 suite_commands.add_to(app)
 app.command()(verify)
+app.command()(d3)
 
 
 def _command(context: typer.Context) -> list[str]:

@@ -14,6 +14,41 @@ from bench.server import ServerError
 SERVER, WORK, KEPT = ({"rich_help_panel": panel} for panel in ("Server", "What is asked", "What is kept"))
 
 
+def d3(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="the page to write", **KEPT)] = Path("run/d3_validation.md"),
+    models: Annotated[Path, typer.Option(help="folder for the nano models", **SERVER)] = Path("models"),
+) -> None:
+    """Repeat the paper's correctness checks (its table D-3) and write ours beside the paper's, as a page.
+
+    Runs the project's own tests of kernels and allocators, so it needs a checkout, and starts three servers on nano
+    models, one after another. Exit status: 0 every case is equal, 1 one is not, 2 a mistake in the command, 3 a server
+    ended or did not answer as SGLang does.
+
+        python -m bench d3 --out docs/measurements/d3_validation.md
+    """
+    from rich.console import Console
+
+    from bench.environment import describe_environment
+    from bench.verify.d3 import run_served, run_tests
+    from bench.verify.d3_table import page
+
+    console = Console(stderr=True)
+    with console.status("running the tests behind the checks"):
+        checks = run_tests(Path.cwd())
+    try:
+        checks += run_served(models, Path("run") / time.strftime("d3-%Y%m%d-%H%M%S"), console)
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(3) from error
+    command = " ".join(["python", "-m", "bench", *context.find_root().obj])
+    content = page(checks, command=command, environment=describe_environment())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(content, encoding="utf-8")
+    print(content)
+    raise typer.Exit(0 if all(check.passed == check.total > 0 for check in checks) else 1)
+
+
 def verify(
     context: typer.Context,
     url: Annotated[str | None, typer.Option(help="a running server, which should be idle", **SERVER)] = None,
