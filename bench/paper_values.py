@@ -14,7 +14,7 @@ HARDWARE = "Falcon-H1-7B, A100, modified vLLM"
 
 
 class PaperEffect(NamedTuple):
-    """One printed effect: mean over seeds in percent (points of an interaction), interval and adjusted p where printed.
+    """One printed effect: mean over seeds in percent (an interaction: points), interval and corrected p where printed.
 
     case, name: as in `bench.stats.rows.Row`. A field of the condition that is None is not part of the match.
     """
@@ -24,7 +24,7 @@ class PaperEffect(NamedTuple):
     budget: str
     effect: float
     source: str
-    adjusted_p: float | None = None
+    p: float | None = None
     low: float | None = None
     high: float | None = None
     q: float | None = None
@@ -50,6 +50,12 @@ EFFECTS = (
     PaperEffect("q1", "S2/S1", "b63", 8.929, "Table B-5", _LEAST_22, rate=3.0),
     PaperEffect("q1", "S2/S1", "b83", 12.628, "Table B-5", _LEAST_22, rate=3.0),
     PaperEffect("q1", "S2/S1", "b108", 9.972, "Table B-5", 0.03662109, rate=3.0),
+    PaperEffect("q2", "S1/S0", "b63", 51.4997, "Table E-2", rate=3.0, q=1.0),
+    PaperEffect("q2", "S2/S1", "b63", 9.4512, "Table E-2", rate=3.0, q=1.0),
+    PaperEffect("q2", "S1/S0", "b108", 46.6513, "Table E-2", rate=4.5, q=1.0),
+    PaperEffect("q2", "S2/S1", "b108", 9.2296, "Table E-2", rate=4.5, q=1.0),
+    PaperEffect("q2", "S1/S0", "b83", 37.945, "Table G-2", rate=3.0, q=0.0),
+    PaperEffect("q2", "S2/S1", "b83", 2.586, "Table G-2", rate=3.0, q=0.0),
     *(
         PaperEffect(case, "D0/S2", budget, effect, "section 5.3", p, rate=3.0)
         for case in ("q1", "q4")
@@ -84,6 +90,14 @@ EFFECTS = (
     PaperEffect("q6", "D0/S2, headroom 0.1 and 0", "b108", -11.936, "Table B-7", _LEAST_17, -14.211, -9.697),
     PaperEffect("q6", "D0, headroom 0.1 instead of 0", "b108", 2.501, "Table B-7", _LEAST_17, 1.789, 3.231),
     PaperEffect("caps", "D0/S2", "b63", -8.34, "Table E-5", 0.0391, rate=1.7, cap=8),
+    *(
+        PaperEffect("caps", "D0/S2", budget, gap, "Table E-11", rate=1.7, cap=cap)
+        for budget, gaps in (
+            ("b63", {63: -0.98, 3: -3.48, 5: -5.88, 6: -9.06}),
+            ("b108", {109: -0.43, 5: -8.59, 8: -7.82, 10: -4.22, 13: -2.66}),
+        )
+        for cap, gap in gaps.items()
+    ),
     PaperEffect("bursts", "D0/S2", "b63", -0.37, "Table E-5", 0.5469, rate=1.7, variant="onoff"),
     PaperEffect("split", "D0, split=0.427383 instead of the default", "b63", -2.480, "Table E-12", 0.01074),
     PaperEffect("split", "D0, split=0.477383 instead of the default", "b63", 0.850, "Table E-12", 0.03955),
@@ -93,6 +107,14 @@ EFFECTS = (
     PaperEffect("split", "D0, split=0.477383 instead of the default", "b108", 1.854, "Table E-12", 0.01074),
     PaperEffect("split", "D0, split=0.577383 instead of the default", "b108", -6.150, "Table E-12", 0.01074),
     PaperEffect("split", "D0, split=0.627383 instead of the default", "b108", -13.779, "Table E-12", 0.01074),
+    *(
+        PaperEffect("pinning", "D0/S2", budget, gap, "Table E-15", variant=f"pin={k}")
+        for budget, gaps in (
+            ("b108", {"off": -4.74, "3": -4.46, "2": -4.74, "1": -4.87}),
+            ("b63", {"off": 3.62, "3": 3.24, "2": 3.64, "1": 3.68}),
+        )
+        for k, gap in gaps.items()
+    ),
     PaperEffect("pinning", "D0/S2, pin K 1 instead of 3", "b108", -0.4097, "Table E-16", 0.875),
     PaperEffect("pinning", "D0/S2, pin K 1 instead of 3", "b63", 0.4425, "Table E-16", 0.875),
     PaperEffect("q9", "S2-retained/S2, share instead of isolate", "b83", 14.3043, "Table G-7", None, -0.1057, 30.7930),

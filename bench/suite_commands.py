@@ -136,11 +136,16 @@ def report(
     """
     import msgspec
 
+    from bench.figures import CAPTIONS, draw, to_svg
     from bench.report.gather import gather
-    from bench.report.render import write_report
+    from bench.report.render import Drawing, write_report
 
     found = gather(folder)
-    paths = write_report(found, out or folder / "report")
+    drawings = [
+        Drawing(figure.get_suptitle(), to_svg(figure, name), CAPTIONS[name])
+        for name, figure in draw(found.outcomes).items()
+    ]
+    paths = write_report(found, out or folder / "report", drawings)
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
         return

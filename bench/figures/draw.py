@@ -21,6 +21,17 @@ FIGURES: dict[str, Callable[[Iterable[CellOutcome]], Figure]] = {
     "figure-arms": figure_arms,
 }
 
+CASES = {
+    "figure-2": ("q1", "q1-low", "q4", "low"),
+    "figure-3": ("q2",),
+    "figure-4": ("q3",),
+    "figure-5": ("q5",),
+    "figure-6": ("q6",),
+    "figure-7": ("q7", "q8", "q9"),
+    "figure-arms": ("q1",),
+}
+"""The cases of which a figure has panels."""
+
 _MARKS = f"Bars, lines and dots are measured here, diamonds are printed in the paper ({HARDWARE})."
 CAPTIONS = {
     "figure-2": "Q1. Main load: throughput over S0's, formed within the seed, and mean of run-level E2E p99. Low load: "
@@ -41,6 +52,10 @@ CAPTIONS = {
 
 
 def draw(outcomes: Iterable[CellOutcome]) -> dict[str, Figure]:
-    """Return every figure by name; panels without a measurement say so and keep the paper's values."""
+    """Return by name every figure of which something was measured.
+
+    Its panels without a measurement say so and keep the paper's values.
+    """
     held = list(outcomes)
-    return {name: make(held) for name, make in FIGURES.items()}
+    measured = {outcome.case for outcome in held if outcome.status == "ok"}
+    return {name: make(held) for name, make in FIGURES.items() if measured.intersection(CASES[name])}

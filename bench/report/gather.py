@@ -18,8 +18,8 @@ from bench.campaign.folder import read_manifest, read_rows, read_sessions
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES
 from bench.outcome import CellOutcome, adopted
+from bench.paper_values import PaperEffect, paper_effect
 from bench.report.limits import limits
-from bench.report.paper import PaperValue, paper_value
 from bench.stats.contrasts import labels
 from bench.stats.rows import Row, Share, analyse, shares_of_ceiling
 from bench.stats.targets import Reached, reached
@@ -60,7 +60,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """One contrast of ours and what the paper prints for it."""
 
     ours: Row
-    paper: PaperValue | None
+    paper: PaperEffect | None
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
         source=case.source,
         metric=case.metric,
         verdict=verdict(name, rows, metric=case.metric),
-        effects=[Compared(ours=row, paper=paper_value(row)) for row in rows],
+        effects=[Compared(ours=row, paper=paper_effect(row.case, row.name, row.at)) for row in rows],
     )
 
 

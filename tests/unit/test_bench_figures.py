@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from bench import paper_values
 from bench.figures import CAPTIONS, FIGURES, draw, to_svg
+from bench.figures.draw import CASES
 from bench.figures.style import OURS, PAPER
 from bench.outcome import CellOutcome
 
@@ -171,13 +172,21 @@ def test_the_figure_of_all_arms_shows_shares_of_the_ceiling() -> None:
 
 
 def test_without_outcomes_every_panel_says_so_and_the_paper_stays() -> None:
-    figures = draw([])
-    assert figures.keys() == FIGURES.keys() == CAPTIONS.keys()
+    assert FIGURES.keys() == CAPTIONS.keys() == CASES.keys()
+    figures = {name: make([]) for name, make in FIGURES.items()}
     num_panels = {"figure-2": 4, "figure-3": 2, "figure-4": 1, "figure-5": 4, "figure-6": 3, "figure-7": 3}
     for name, count in {**num_panels, "figure-arms": 1}.items():
         assert texts(figures[name]).count("not measured here") == count, name
     assert points(figures["figure-2"].axes[0], PAPER)
     assert points(figures["figure-7"].axes[0], PAPER)
+
+
+def test_only_figures_with_a_measurement_are_drawn() -> None:
+    assert draw([]).keys() == set()
+    assert draw(cells("q1", THREE)).keys() == {"figure-2", "figure-arms"}
+    assert draw(cells("q3", THREE) + cells("q9", THREE)).keys() == {"figure-4", "figure-7"}
+    lost = CellOutcome(case="q5", arm="s2", budget="b63", seed=1, q=1.0, rate=3.0, status="failed", reason="lost")
+    assert draw([lost]).keys() == set()
 
 
 def test_failed_cells_and_budgets_of_the_users_are_drawn_as_what_they_are() -> None:

@@ -17,10 +17,10 @@ from bench.campaign.folder import CampaignFolder, Row, outcome_of
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES, Cell, Changes, case_of, cells_of
 from bench.cli import main
+from bench.paper_values import EFFECTS, paper_effect
 from bench.report.choice import choices
 from bench.report.compare import compare
 from bench.report.gather import Report, gather
-from bench.report.paper import PAPER_VALUES, paper_value
 from bench.report.render import Drawing, write_report
 from bench.stats.contrasts import find
 from bench.stats.rows import analyse
@@ -198,7 +198,9 @@ def test_commands_print_answers_and_refuse_what_is_no_campaign(
     assert main(["report", str(tmp_path / "a"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["cases"][0]["case"] == "q1"
-    assert (tmp_path / "a" / "report" / "index.html").is_file()
+    page = (tmp_path / "a" / "report" / "index.html").read_text()
+    assert page.count("<svg") == 2  # of q1 alone: Figure 2 and all arms
+    assert "Figure 2: Q1, main and low offered load" in page
     assert main(["report", str(tmp_path / "a")]) == 0
     assert "q1: S1 is ahead of S0" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
@@ -220,22 +222,12 @@ def test_campaigns_with_nothing_in_common_cannot_be_compared(tmp_path: Path) -> 
         compare(make(tmp_path / "a"), make(tmp_path / "b", "q4"), "output_tokens_per_s")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if any(value.case == name for value in PAPER_VALUES)])
+@pytest.mark.parametrize("name", [name for name in CASES if any(effect.case == name for effect in EFFECTS)])
 def test_every_value_of_the_paper_has_a_contrast_of_its_case(name: str) -> None:
     """Each copied value is found from exactly one row that a full campaign of the paper's arms would have."""
     cells = cells_of(case_of(name), Changes(num_seeds=1, arms=("s0", "s1", "s2", "d0", "s2-retained", "d0-m512")))
     outcomes = [outcome_of(cell, 1, "ok", metrics={case_of(name).metric: 1.0}) for cell in cells]
-    found = Counter(paper_value(line) for line in analyse(outcomes, case_of(name).metric))
-    wanted = [value for value in PAPER_VALUES if value.case == name]
-    assert {value: found[value] for value in wanted} == dict.fromkeys(wanted, 1)
+    found = Counter(paper_effect(line.case, line.name, line.at) for line in analyse(outcomes, case_of(name).metric))
+    wanted = [effect for effect in EFFECTS if effect.case == name]
+    assert {effect: found[effect] for effect in wanted} == dict.fromkeys(wanted, 1)
     assert len(find(outcomes, case_of(name).metric)) == found.total()
-
-
-def test_copied_values_are_the_papers() -> None:
-    """Source: paper Tables B-5, B-7, E-5, E-12, G-2; every copied effect of those has its sign and rounding here."""
-    by_name = {(value.case, value.name, frozenset(value.place)): value for value in PAPER_VALUES}
-    assert len(by_name) == len(PAPER_VALUES)
-    effects = [value.effect for value in PAPER_VALUES if value.source == "Table B-7"]
-    levels, chosen = [4.431, -8.42, -3.269, -16.348, -14.07, -11.993], [-8.013, -16.218, -11.936]
-    assert effects == [*levels, *chosen, 13.613, 18.808, 2.857, 2.501]
-    assert sum(value.source == "Table E-12" for value in PAPER_VALUES) == 8
