@@ -88,11 +88,11 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the paths that were exercised; `NOT_EXERCISED` if nothing differs and no answer that
-        used the cache was compared."""
-        found = worst(path.verdict for path in self.paths if path.verdict is not Verdict.NOT_EXERCISED)
-        made = [finding for finding in self.findings if finding.verdict is not Verdict.NOT_EXERCISED]
-        hit = any(finding.cached_tokens for finding in made)
+        """The worst verdict of the paths that were exercised, those that measure the reference left out;
+        `NOT_EXERCISED` if nothing differs and no answer that used the cache was compared."""
+        counted = [f for f in self.findings if f.path not in REFERENCE and f.verdict is not Verdict.NOT_EXERCISED]
+        found = worst(finding.verdict for finding in counted)
+        hit = any(finding.cached_tokens for finding in counted)
         return found if hit or found is Verdict.DIFFERENT else Verdict.NOT_EXERCISED
 
 
@@ -111,6 +111,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COLD, COLD_CONCURRENT = "cold", "cold, concurrent"
+REFERENCE = (COLD, COLD_CONCURRENT)
 """Names of the paths that measure the reference itself: nothing is reused there."""
 
 

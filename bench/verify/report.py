@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from bench.verify.compare import Verdict
-from bench.verify.records import ArmResult, Finding, PathResult, VerifyResult
+from bench.verify.records import REFERENCE, ArmResult, Finding, PathResult, VerifyResult
 
 EXIT_CODES = {Verdict.EQUAL: 0, Verdict.WITHIN: 0, Verdict.DIFFERENT: 1, Verdict.NOT_EXERCISED: 3}
 """Exit status by verdict; 2 is a mistake in the command, 3 also a server that ended or did not answer."""
@@ -47,13 +47,14 @@ def remarks(arm: ArmResult) -> list[str]:
 
 
 def sentence(arm: ArmResult) -> str:
-    """Return the verdict on one arm in one sentence."""
-    made = [path for path in arm.paths if path.verdict is not Verdict.NOT_EXERCISED]
-    missed = [path.path for path in arm.paths if path.verdict is Verdict.NOT_EXERCISED]
+    """Return the verdict on one arm in one sentence; paths that measure the reference itself are not counted."""
+    counted = [path for path in arm.paths if path.path not in REFERENCE]
+    made = [path for path in counted if path.verdict is not Verdict.NOT_EXERCISED]
+    missed = [path.path for path in counted if path.verdict is Verdict.NOT_EXERCISED]
     rest = f"; not exercised: {', '.join(missed)}" if missed else ""
     verdict = arm.verdict
     if verdict is Verdict.NOT_EXERCISED:
-        return f"{arm.arm}: no verdict: no answer used the cache on any of {len(arm.paths)} paths"
+        return f"{arm.arm}: no verdict: no answer used the cache on any of {len(counted)} paths"
     if verdict is Verdict.EQUAL:
         return f"{arm.arm}: equal on {len(made)} of {len(made)} paths: a cache hit changed nothing but the time{rest}"
     if verdict is Verdict.WITHIN:

@@ -1,0 +1,142 @@
+"""What a verification says in words, and which servers it starts."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from bench.verify.arms import make_arm
+from bench.verify.compare import Verdict
+from bench.verify.records import REFERENCE, ArmResult, Finding, VerifyResult, summarize_path
+from bench.verify.report import EXIT_CODES, arm_table, arms_table, remarks, sentence
+from sgl_hybrid.errors import SettingError
+
+
+def finding(path: str, verdict: Verdict, *, cached: int = 512, size: float = 0.0) -> Finding:
+    differs = verdict in (Verdict.WITHIN, Verdict.DIFFERENT)
+    return Finding(
+        path=path,
+        step="hit at 512",
+        request=3,
+        run=9,
+        verdict=verdict,
+        wanted_tokens=512,
+        cached_tokens=cached,
+        position=1537 if differs else None,
+        kind="log-probability" if differs else None,
+        max_logprob_difference=None if verdict is Verdict.NOT_EXERCISED else size,
+        reason="never evicted" if verdict is Verdict.NOT_EXERCISED else None,
+    )
+
+
+def arm(*findings: Finding, name: str = "s2", organization: str | None = "s2") -> ArmResult:
+    paths = dict.fromkeys(found.path for found in findings)
+    return ArmResult(
+        arm=name,
+        organization=organization,
+        grid_tokens=512,
+        batch_bound=2e-5,
+        server={},
+        paths=[summarize_path(path, [found for found in findings if found.path == path]) for path in paths],
+        findings=list(findings),
+        requests=[],
+        runs=[],
+    )
+
+
+EQUAL = finding("warm", Verdict.EQUAL)
+
+
+def test_equal_and_what_was_not_exercised() -> None:
+    found = arm(finding("cold", Verdict.EQUAL, cached=0), EQUAL, finding("eviction", Verdict.NOT_EXERCISED))
+    assert found.verdict is Verdict.EQUAL
+    assert sentence(found) == (
+        "s2: equal on 1 of 1 paths: a cache hit changed nothing but the time; not exercised: eviction"
+    )
+    assert remarks(found) == ["eviction, not exercised 1 times: never evicted"]
+
+
+def test_a_reference_that_varies_does_not_make_hits_unequal() -> None:
+    found = arm(*(finding(path, Verdict.WITHIN, cached=0, size=0.1) for path in REFERENCE), EQUAL)
+    assert found.verdict is Verdict.EQUAL
+
+
+def test_within_names_its_paths() -> None:
+    found = arm(EQUAL, finding("concurrent", Verdict.WITHIN, size=4.8e-6))
+    assert found.verdict is Verdict.WITHIN
+    assert sentence(found).endswith("bit for bit equal on 1 of 2 paths, within its own variation on: concurrent")
+
+
+def test_different_names_position_depth_and_organization() -> None:
+    found = arm(EQUAL, finding("restore", Verdict.DIFFERENT, size=0.5))
+    assert sentence(found) == (
+        "s2: DIFFERENT on 1 of 2 paths (restore); first: restore, log-probability at position 1,537 of request 3 "
+        "(hit at 512; hit depth 512), organization s2"
+    )
+    assert "none (stock SGLang)" in sentence(arm(finding("warm", Verdict.DIFFERENT), name="stock", organization=None))
+
+
+def test_comparisons_without_a_hit_are_no_verdict() -> None:
+    found = arm(finding("retraction", Verdict.EQUAL, cached=0))
+    assert found.verdict is Verdict.NOT_EXERCISED
+    assert EXIT_CODES[found.verdict] == 3
+    assert sentence(found) == "s2: no verdict: no answer used the cache on any of 1 paths"
+
+
+def test_a_path_in_numbers() -> None:
+    found = summarize_path("warm", [EQUAL, finding("warm", Verdict.DIFFERENT, size=0.25), EQUAL])
+    assert (found.verdict, found.max_logprob_difference) == (Verdict.DIFFERENT, 0.25)
+    assert found.counts == {"equal": 2, "within": 0, "not exercised": 0, "different": 1}
+    assert summarize_path("warm", []).verdict is Verdict.NOT_EXERCISED
+
+
+def test_tables_have_a_row_for_each_path_and_a_column_for_each_arm(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, stock = arm(EQUAL), arm(finding("warm", Verdict.DIFFERENT, size=0.5), name="stock", organization=None)
+    result = VerifyResult(
+        command=[],
+        started_utc="",
+        seconds=1.0,
+        environment={},
+        settings={},
+        verdict=Verdict.EQUAL,
+        beside=["stock"],
+        arms=[ours, stock],
+    )
+    console = Console(width=120)
+    console.print(arm_table(stock))
+    console.print(arms_table(result))
+    printed = capsys.readouterr().out
+    assert [cell.strip() for cell in printed.splitlines()[4].split("│")[1:-1]] == [
+        *("warm", "different", "0", "0", "1", "0", "5.0e-01")
+    ]
+    assert "equal (0)" in printed
+    assert "different (5.0e-01)" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "name", "arguments"),
+    [
+        ("--memory-org s2", "float32", "s2", "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01"),
+        ("--memory-org=s1 --memory-budget=b63", "float32", "s1", None),
+        ("--memory-org d0", "bfloat16", "d0", None),
+        ("stock", "float32", "stock", None),
+        ("--max-total-tokens 4096 --schedule-conservativeness 1", "float32", "stock", None),
+    ],
+)
+def test_an_arm_gets_little_memory_unless_it_names_some(
+    given: str, dtype: str, name: str, arguments: str | None
+) -> None:
+    found = make_arm(given, dtype)
+    assert found.name == name
+    text = " ".join(found.arguments)
+    assert arguments is None or text == arguments
+    assert text.count("--memory-budget") <= 1
+    assert ("17MiB" in text) == (dtype == "bfloat16")
+    assert text.count("--max-total-tokens") == (name == "stock")
+    assert text.count("--schedule-conservativeness") == 1
+
+
+@pytest.mark.parametrize("flag", ["--port 3", "--model-path=x", "--dtype float32"])
+def test_flags_that_verify_sets_are_refused(flag: str) -> None:
+    with pytest.raises(SettingError, match=flag.split()[0].split("=")[0]):
+        make_arm(f"--memory-org s2 {flag}", "float32")
