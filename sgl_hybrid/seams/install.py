@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
 
@@ -28,10 +30,17 @@ def flags() -> None:
 
 
 def cpu_operators() -> None:
-    """Bind the torch operators of the CPU reference platform."""
-    from sgl_hybrid.seams import cpu_platform
+    """Bind the torch operators of the CPU reference platform, and make SGLang's unified pool run there if asked for.
+
+    Raises:
+        SettingError: a seam does not fit.
+    """
+    from sgl_hybrid.seams import cpu_platform, hooks, unified_cpu
 
     cpu_platform.bind_operators()
+    hooks.apply(unified_cpu.SEAMS)
+    if os.environ.get(unified_cpu.ENVIRONMENT):
+        unified_cpu.install_pool()
 
 
 def memory(wanted: MemorySettings) -> None:
