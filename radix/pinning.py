@@ -55,6 +55,11 @@ class Pins:
         self.held: dict[str, Resident] = {}
         self._budget = budget
 
+    @property
+    def units(self) -> Units:
+        """Units of each pool that the pins hold now."""
+        return tuple(map(sum, zip(*(pin.cost for pin in self.held.values()), strict=True)))
+
     def choose(self, request: str, boundaries: Iterable[Resident]) -> Resident | None:
         """Pin the rightmost eligible boundary of a retracted request and return it; None if there is none.
 

@@ -68,6 +68,11 @@ class Retention:
         self._producer_of: dict[int, str] = {}
         self._by_boundary: dict[bytes, set[int]] = {}
 
+    @property
+    def units(self) -> Units:
+        """Units of each pool that are protected now."""
+        return tuple(map(sum, zip(*self.protected.values(), strict=True)))
+
     def producer_of(self, checkpoint: int) -> str | None:
         """Return the running request that published a checkpoint, None if it ended or never was."""
         return self._producer_of.get(checkpoint)

@@ -17,6 +17,11 @@ from sgl_hybrid.errors import SettingError
 
 ORGANIZATION_NAMES = ("s0", "s1", "s2", "d0")
 SLAB_RECLAIM = ("invalidate", "migrate")
+CHECKPOINT_LIFETIMES = ("transient", "cached", "retained")
+CHECKPOINT_EVICTION = ("lru", "value")
+PREEMPT_PIN_K = ("off", "3", "2", "1")
+RETENTION_K = 2
+PROTECTION_BUDGET = 0.25
 ENVIRONMENT_PREFIX = "SGLANG_HYBRID_"
 CPU_PLATFORM = "sgl_hybrid_cpu"
 """Value of `SGLANG_PLATFORM` that asks for the CPU reference platform."""
@@ -74,6 +79,42 @@ FLAGS: tuple[Flag, ...] = (
         "How s2 takes back a slab of conv slots that no request uses: with the last of its cached checkpoints in "
         "recency order (invalidate, default), or by moving their conv states into other slabs with room (migrate).",
     ),
+    Flag(
+        "admission-headroom",
+        "FRACTION",
+        "Share of a pool's units, from 0 to below 1, that must stay free or reclaimable beyond the need when a waiting "
+        "or retracted request is admitted while others run, or 'auto' to follow observed retractions and waiting. "
+        "Default: 0.",
+    ),
+    Flag(
+        "checkpoint-lifetime",
+        "{transient,cached,retained}",
+        "What becomes of a running request's earlier boundary when it passes the next: freed (transient), kept in "
+        "order of recency (cached, default), or so and protected while it runs if enough requests want it (retained).",
+    ),
+    Flag(
+        "retention-k",
+        "N",
+        "Distinct requests that must want a boundary for --checkpoint-lifetime retained. Default: 2.",
+    ),
+    Flag(
+        "preempt-pin-k",
+        "{off,3,2,1}",
+        "Distinct requests that must have used a boundary of a retracted request for it to be pinned until the request "
+        "resumes; 1 counts the request that published it. Default: off.",
+    ),
+    Flag(
+        "protection-budget",
+        "FRACTION",
+        "Share of each pool's units, above 0 and up to 1, that retained and pinned boundaries may hold together. "
+        "Default: 0.25.",
+    ),
+    Flag(
+        "checkpoint-eviction",
+        "{lru,value}",
+        "Which cached unit is evicted first: the least recent (lru, default), or the one whose loss is expected to "
+        "cost the least recomputation per byte (value).",
+    ),
 )
 
 
@@ -83,6 +124,7 @@ class MemorySettings(msgspec.Struct, frozen=True):
     budget: text of `--memory-budget`; it is turned into units once the model's geometry is known.
     d0_attention_fraction: a number in (0, 1), or "auto".
     page_tokens, checkpoint_interval: tokens.
+    admission_headroom: a number in [0, 1), or "auto". preempt_pin_k: None pins nothing.
     """
 
     memory_org: str
@@ -91,6 +133,12 @@ class MemorySettings(msgspec.Struct, frozen=True):
     page_tokens: int | None = None
     checkpoint_interval: int | None = None
     slab_reclaim: str | None = None
+    admission_headroom: float | str | None = None
+    checkpoint_lifetime: str | None = None
+    retention_k: int | None = None
+    preempt_pin_k: int | None = None
+    protection_budget: float | None = None
+    checkpoint_eviction: str | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> MemorySettings | None:
@@ -123,6 +171,17 @@ class MemorySettings(msgspec.Struct, frozen=True):
                 f"--slab-reclaim: expected {' or '.join(SLAB_RECLAIM)} with --memory-org s2, "
                 f"got {reclaim!r} with {name}"
             )
+        lifetime = _choice("--checkpoint-lifetime", given.get("checkpoint_lifetime"), CHECKPOINT_LIFETIMES)
+        pin_k = _choice("--preempt-pin-k", given.get("preempt_pin_k"), PREEMPT_PIN_K)
+        if "retention_k" in given and lifetime != "retained":
+            raise SettingError(
+                f"--retention-k: expected --checkpoint-lifetime retained with it, got {lifetime or 'cached (default)'}"
+            )
+        if "protection_budget" in given and lifetime != "retained" and pin_k in (None, "off"):
+            raise SettingError(
+                "--protection-budget: expected --checkpoint-lifetime retained or --preempt-pin-k 3, 2 or 1 with it, "
+                f"got lifetime {lifetime or 'cached (default)'} and pins {pin_k or 'off (default)'}"
+            )
         budget = given.get("memory_budget")
         return cls(
             memory_org=name,
@@ -131,6 +190,12 @@ class MemorySettings(msgspec.Struct, frozen=True):
             page_tokens=_tokens("--page-tokens", given.get("page_tokens")),
             checkpoint_interval=_tokens("--checkpoint-interval", given.get("checkpoint_interval")),
             slab_reclaim=None if reclaim is None else str(reclaim),
+            admission_headroom=_headroom(given.get("admission_headroom")),
+            checkpoint_lifetime=lifetime,
+            retention_k=_count("--retention-k", given.get("retention_k")),
+            preempt_pin_k=None if pin_k in (None, "off") else int(pin_k),
+            protection_budget=_protection(given.get("protection_budget")),
+            checkpoint_eviction=_choice("--checkpoint-eviction", given.get("checkpoint_eviction"), CHECKPOINT_EVICTION),
         )
 
     @classmethod
@@ -155,16 +220,17 @@ class MemorySettings(msgspec.Struct, frozen=True):
 def _fraction(value: object) -> float | str | None:
     if value is None or value == "auto":
         return None if value is None else "auto"
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = -1.0
+    number = _number(value)
     if not 0.0 < number < 1.0:
         raise SettingError(f"--d0-attention-fraction: expected a number between 0 and 1 or 'auto', got {value!r}")
     return number
 
 
 def _tokens(option: str, value: object) -> int | None:
+    return _count(option, value, "a whole number of tokens")
+
+
+def _count(option: str, value: object, expected: str = "a whole number") -> int | None:
     if value is None:
         return None
     try:
@@ -172,5 +238,43 @@ def _tokens(option: str, value: object) -> int | None:
     except ValueError:
         number = 0
     if number < 1:
-        raise SettingError(f"{option}: expected a whole number of tokens from 1 on, got {value!r}")
+        raise SettingError(f"{option}: expected {expected} from 1 on, got {value!r}")
     return number
+
+
+def _headroom(value: object) -> float | str | None:
+    if value is None or value == "auto":
+        return None if value is None else "auto"
+    number = _number(value)
+    if not 0.0 <= number < 1.0:
+        raise SettingError(f"--admission-headroom: expected 0 <= f < 1 or 'auto', got {value!r}")
+    return number
+
+
+def _protection(value: object) -> float | None:
+    if value is None:
+        return None
+    number = _number(value)
+    if not 0.0 < number <= 1.0:
+        raise SettingError(
+            f"--protection-budget: expected a share of the pool, above 0 and up to 1 (all of it), got {value!r}"
+        )
+    return number
+
+
+def _number(value: object) -> float:
+    """The number, or not-a-number for any other text, which is in no range."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return float("nan")
+
+
+def _choice(option: str, value: object, choices: tuple[str, ...]) -> str | None:
+    if value is None:
+        return None
+    text = str(value).lower()
+    if text not in choices:
+        nearest = difflib.get_close_matches(text, choices, n=1, cutoff=0.0)[0]
+        raise SettingError(f"{option}: expected one of {', '.join(choices)}, got {value!r}; nearest: {nearest}")
+    return text

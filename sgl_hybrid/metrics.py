@@ -75,6 +75,36 @@ SLAB_EVENTS = Metric("sgl_hybrid:slab_events_total", "Pages that became slabs an
 COPIED_BYTES = Metric(
     "sgl_hybrid:state_bytes_copied_total", "State bytes moved from one place of memory to another.", ("reason",)
 )
+HEADROOM_FRACTION = Metric(
+    "sgl_hybrid:headroom_fraction", "Share of a pool's units that admission keeps beyond the need, now."
+)
+HEADROOM_WAITS = Metric(
+    "sgl_hybrid:headroom_waits_total", "Scheduler steps in which the first waiting request waited for headroom alone."
+)
+PROTECTED = Metric(
+    "sgl_hybrid:protected_checkpoints", "Checkpoints that policies keep from eviction now, by policy.", ("policy",)
+)
+PROTECTED_BYTES = Metric(
+    "sgl_hybrid:protected_bytes", "Budget that they take, over all layers, by policy.", ("policy",)
+)
+POLICY_EVENTS = Metric(
+    "sgl_hybrid:policy_events_total", "Decisions of the policies on checkpoints.", ("policy", "event")
+)
+ADOPTED = Metric(
+    "sgl_hybrid:adopted_total",
+    "Admitted requests that continue from a checkpoint, by who published it: own, running, ended.",
+    ("producer",),
+)
+SUBMITTED_TOKENS = Metric(
+    "sgl_hybrid:submitted_tokens_total", "Tokens of submitted batches: initial, resume, normal_decode.", ("category",)
+)
+RECORDED_TOKENS = Metric(
+    "sgl_hybrid:recorded_tokens_total", "Tokens of ended requests, each once: input_once, output.", ("kind",)
+)
+RECORDS = Metric("sgl_hybrid:records_total", "Submitted batches with tokens.")
+ADMISSION_ROUNDS = Metric(
+    "sgl_hybrid:admission_rounds_total", "Admission rounds that looked at a waiting request.", ("result",)
+)
 POOL_CHECKS = Metric(
     "sgl_hybrid:pool_checks_total",
     "Allocation checks of one pool since start, by what was found (granted, granted_with_none_free, short, exhausted) "
@@ -121,6 +151,7 @@ def samples(report: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _labelled(COPIED_BYTES, report["copied_bytes"])
     if "slabs" in report:
         yield from _slab_samples(report["slabs"])
+    yield from _policy_samples(report)
     counters = report["counters"]
     for pool, kinds in counters["checks"].items():
         yield from _labelled(POOL_CHECKS, kinds, pool)
@@ -133,6 +164,25 @@ def _slab_samples(slabs: Mapping[str, Any]) -> Iterator[Sample]:
     yield from _labelled(SLAB_SLOTS, {state: slabs[f"{state}_slots"] for state in ("free", "cached", "pinned")})
     yield from _labelled(SLAB_OCCUPANCY, {str(used): count for used, count in enumerate(slabs["occupancy"])})
     yield from _labelled(SLAB_EVENTS, {event: slabs[event] for event in ("opened", "popped")})
+
+
+def _policy_samples(report: Mapping[str, Any]) -> Iterator[Sample]:
+    headroom, retention, pins, work = (report[name] for name in ("headroom", "retention", "pins", "work"))
+    yield Sample(HEADROOM_FRACTION, (), headroom["fraction"])
+    yield Sample(HEADROOM_WAITS, (), headroom["waits"])
+    yield from _labelled(PROTECTED, {"retention": retention["protected_now"], "pins": pins["pinned_now"]})
+    yield from _labelled(PROTECTED_BYTES, {"retention": retention["bytes_now"], "pins": pins["bytes_now"]})
+    kept = ("eligible_boundaries", "protected", "kept_requests", "evictions_skipped", "released", "release_skipped")
+    yield from _labelled(POLICY_EVENTS, {name: retention[name] for name in kept}, "retention")
+    pin_events = ("tested", "eligible", "pinned", "resumed", "resumed_at_pin")
+    yield from _labelled(POLICY_EVENTS, {name: pins[name] for name in pin_events}, "pins")
+    yield from _labelled(POLICY_EVENTS, {"yielded": report["protection"]["yielded"]}, "protection")
+    yield from _labelled(ADOPTED, report["adopted"])
+    yield from _labelled(SUBMITTED_TOKENS, {name: work[name] for name in ("initial", "resume", "normal_decode")})
+    yield from _labelled(RECORDED_TOKENS, {name: work[name] for name in ("input_once", "output")})
+    yield Sample(RECORDS, (), work["records"])
+    empty, rounds = work["empty_rounds"], work["rounds"]
+    yield from _labelled(ADMISSION_ROUNDS, {"empty": empty, "admitted": rounds - empty})
 
 
 def _labelled(metric: Metric, values: Mapping[str, float], *first: str) -> Iterator[Sample]:

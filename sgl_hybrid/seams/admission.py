@@ -4,23 +4,54 @@ SGLang reserves state slots at admission only for its own unified allocators; fo
 running requests and asserts when that does not suffice. Here a request that would not find its slots waits. In a shared
 pool a slot is priced in tokens of the pages it takes, and cached checkpoints count as reclaimable tokens.
 
+Admission headroom is a condition on top of SGLang's own need, which includes the output that may still come: H units
+have to be left in each pool. It does not count when nothing runs; then protection yields too, so whatever fits is
+admitted.
+
 Source: SGLang 0.5.23, `sglang/srt/managers/schedule_policy.py`, `scheduler.py`, `mem_cache/prefill_budget.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
+from radix.headroom import PoolCheck, Verdict, headroom_blocks, judge
+from radix.work import Submitted
 from sgl_hybrid.memory.dual_pool import Outcome, Pool
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
+from sgl_hybrid.seams.protection import protection_of
 
 
-class SharedPrefillBudget(PrefillBudget):
+class HeadroomPrefillBudget(PrefillBudget):
+    """SGLang's token budget with a headroom. `headroom_tokens` and `idle` are those of the candidate that is looked at;
+    `verdict` is the answer to it."""
+
+    headroom_tokens = 0
+    idle = True
+    verdict = Verdict.ADMIT
+
+    def check_prefill(self, *, total_tokens: int, chunk_limit: int | None, **need: Any) -> tuple[bool, int | None]:
+        fits, limit = super().check_prefill(total_tokens=total_tokens, chunk_limit=chunk_limit, **need)
+        return (fits, limit) if self._keeps_headroom(fits, total_tokens) else (False, None)
+
+    def can_allocate_prefill(self, *, paged_input: int, **need: Any) -> bool:
+        fits = super().can_allocate_prefill(paged_input=paged_input, **need)
+        return self._keeps_headroom(fits, paged_input - 1)
+
+    def _keeps_headroom(self, fits: bool, tokens: int) -> bool:
+        # SGLang wants a token to spare (`total_tokens < remaining_total`).
+        check = PoolCheck(tokens + 1, int(self.remaining_total), self.headroom_tokens)
+        self.verdict = judge([check], idle=self.idle) if fits else Verdict.SHORT
+        return self.verdict is Verdict.ADMIT
+
+
+class SharedPrefillBudget(HeadroomPrefillBudget):
     """A token budget in which cached checkpoints are reclaimable too: either kind can be evicted for the other."""
 
     def _available_and_evictable(self) -> int:
@@ -35,26 +66,52 @@ class CheckedPrefillAdder(PrefillAdder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.memory = process.served().memory
+        self.policies = process.served().policies
+        self.protection = protection_of(self.tree_cache)
         self._reserved_slots = 0
+        self.policies.rounds.begin()
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Admit `req`, or answer NO_TOKEN and leave it waiting when a pool cannot serve it."""
+        idle = not has_chunked_req and not self.can_run_list and not self._anything_runs()
+        if self.protection is not None:
+            self.protection.arrived(req)
+        result = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
+        refused = result is AddReqResult.NO_TOKEN and req not in self.can_run_list
+        if refused and idle and self.protection is not None and self.protection.yield_all():
+            result = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
+        return result
+
+    def _anything_runs(self) -> bool:
+        return self.running_batch is not None and any(not req.finished() for req in self.running_batch.reqs)
+
+    def _try(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None, *, idle: bool) -> AddReqResult:
+        fraction, budget = self.policies.headroom.fraction, self.memory_budget
+        budget.idle = idle
+        budget.headroom_tokens = headroom_blocks(fraction, self.memory.pages.num_pages) * self.page_size
+        kept_slots = 0 if self.memory.shared else headroom_blocks(fraction, self.memory.store.num_virtual)
         needed_slots = slots_needed(req, self.tree_cache.req_to_token_pool)
         free_slots = max(0, free_state_slots(self.tree_cache, locked_by=req) - self._reserved_slots)
         new_tokens = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
         needed_pages = -(-(len(req.full_untruncated_fill_ids) - req.prefix_len + new_tokens) // self.page_size)
         free_pages = max(0, int(self.memory_budget.remaining_total)) // self.page_size
         admitted_before = len(self.can_run_list)
-        if needed_slots > free_slots:
+        verdict = judge([PoolCheck(needed_slots, free_slots, kept_slots)], idle=idle)
+        if verdict is not Verdict.ADMIT:
             result = AddReqResult.NO_TOKEN
         else:
+            budget.verdict = Verdict.ADMIT
             result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+            verdict = budget.verdict
         admitted = len(self.can_run_list) > admitted_before
         activity = process.served().activity
+        self.policies.rounds.tried(admitted=admitted, held_back=verdict is Verdict.HEADROOM)
         if admitted:
             self._reserved_slots += needed_slots
             boundary = req.mamba_branching_seqlen  # the deepest that cached attention reaches beyond the match
             activity.admit(req, joint_tokens=req.prefix_len, attention_tokens=boundary or req.prefix_len)
+            if self.protection is not None:
+                self.protection.admitted(req)
         elif result is AddReqResult.NO_TOKEN:
             activity.defer(req)
         if admitted or result is AddReqResult.NO_TOKEN:
@@ -110,11 +167,26 @@ def adder_class(self: Any) -> type[PrefillAdder]:
     return CheckedPrefillAdder
 
 
+def submitted(batch: Any) -> Submitted:
+    """Tokens of a batch by category; a request that was retracted before computes its prompt as RESUME."""
+    if not batch.forward_mode.is_extend():
+        return Submitted(normal_decode=batch.batch_size())
+    decoding = {id(req) for req in batch.decoding_reqs or ()}
+    tokens = {"initial": 0, "resume": 0, "normal_decode": 0}
+    for req, length in zip(batch.reqs, batch.extend_lens, strict=True):
+        kind = "normal_decode" if id(req) in decoding else "resume" if req.retraction_count else "initial"
+        tokens[kind] += length
+    return Submitted(**tokens)
+
+
 def count_step(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_next_batch_to_run`: one scheduler step for the stranded-byte fraction, if there is work: an
-    idle scheduler loops without a batch, and its waiting is no step."""
+    """After `Scheduler.get_next_batch_to_run`: one scheduler step for the counters of work and stranded bytes, if there
+    is work: an idle scheduler loops without a batch, and its waiting is no step."""
     served = process.served()
-    if result.batch_to_run is None or served.memory.shared:
+    if result.batch_to_run is None:
+        return
+    served.policies.step(submitted(result.batch_to_run), waiting=bool(self.waiting_queue))
+    if served.memory.shared:
         return
     tree = self.tree_cache
     free = {Pool.ATTENTION: free_attention_pages(tree), Pool.RECURRENT: free_state_slots(tree)}
@@ -125,7 +197,10 @@ def count_decode_check(original: Callable[..., bool], self: Any, selected_indice
     """Around `ScheduleBatch.check_decode_mem`: count the attention pages that a decode step needs."""
     need = -(-self.new_tokens_required_next_decode(selected_indices) // self.token_to_kv_pool_allocator.page_size)
     free = free_attention_pages(self.tree_cache)
-    fits = original(self, selected_indices)
+    protection = protection_of(self.tree_cache)
+    others = len(self.reqs if selected_indices is None else selected_indices) > 1
+    with nullcontext() if protection is None else protection.holding(others):
+        fits = original(self, selected_indices)
     outcome = Outcome.GRANTED if fits else Outcome.PREEMPTED
     process.served().ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)
     return fits

@@ -57,11 +57,11 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
 
     def create_prefill_budget(self, tree_cache: Any, *, num_mixed_decode_tokens: int = 0) -> Any:
         """SGLang's budget of one prefill pass; in a shared pool cached checkpoints are part of it."""
-        from sgl_hybrid.seams.admission import SharedPrefillBudget
+        from sgl_hybrid.seams.admission import HeadroomPrefillBudget, SharedPrefillBudget
 
-        if not self.memory.shared or not tree_cache.supports_mamba():
-            return super().create_prefill_budget(tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
-        return SharedPrefillBudget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
+        shared = self.memory.shared and tree_cache.supports_mamba()
+        budget = SharedPrefillBudget if shared else HeadroomPrefillBudget
+        return budget(self, tree_cache, num_mixed_decode_tokens=num_mixed_decode_tokens)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         pages = self._take(-(-need_size // self.page_size))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from functools import cached_property
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
@@ -22,7 +23,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from radix.eviction import Candidate, Kind, next_victim, slab_recency
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.flags import RADIX_BACKEND
+from sgl_hybrid.seams.protection import Protection
 from sgl_hybrid.seams.tree_component import CheckpointComponent
+from sgl_hybrid.seams.value import valued_candidates
 
 
 class LeafQueue(set):
@@ -63,10 +66,38 @@ class LeafQueue(set):
 class OrganizationRadixCache(UnifiedRadixCache):
     """`UnifiedRadixCache` for one organization (see the module)."""
 
+    @cached_property
+    def protection(self) -> Protection:
+        """What the policies protect in this tree."""
+        return Protection(self)
+
     def reset(self) -> None:
         """Drop the whole tree; the nodes of its checkpoints with it."""
         super().reset()
+        self.protection.reset()
         self.checkpoints.node_of.clear()
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **options: Any) -> None:
+        """Publish as SGLang does, then do what the policies decide on it."""
+        with self.protection.publishing(req):
+            super().checkpoint_into_tree(req, up_to=up_to, **options)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """As SGLang's; the request produces nothing more."""
+        super().on_release(req, checkpointed=checkpointed)
+        self.protection.ended(req)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        """As SGLang's; a request whose row a session takes over is not released, but ends too."""
+        claimed = super().claim_kv_row(req)
+        if claimed:
+            self.protection.ended(req)
+        return claimed
+
+    def release_aborted_request(self, request: Any) -> None:
+        """As SGLang's; a request that was given up while it waited does not resume."""
+        super().release_aborted_request(request)
+        self.protection.forget(request.rid)
 
     def evict_for_alloc(self, params: EvictParams, **options: Any) -> EvictResult:
         """Evict until the shortfalls of `params` can be served, or nothing is left to evict.
@@ -74,8 +105,10 @@ class OrganizationRadixCache(UnifiedRadixCache):
         num_tokens, mamba_num: tokens and state slots that are missing beyond those available now.
         """
         served = process.served()
-        if self.disable or not served.memory.shared or options:
+        if self.disable or options:
             return self._count(super().evict_for_alloc(params, **options))
+        if not served.memory.shared and not served.policies.chosen.value_eviction:
+            return self._count(self._evict_each_pool(params))
         start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store
         tokens = self.token_to_kv_pool_allocator.page_size
@@ -85,14 +118,30 @@ class OrganizationRadixCache(UnifiedRadixCache):
         while pages.num_free < wanted_pages or store.capacity() < wanted_slots:
             if self._migrate_slab():
                 continue
-            victim = next_victim(self._candidates())
-            if victim is None:
+            kinds = frozenset(Kind) if served.memory.shared else _kinds_of_need(pages.num_free < wanted_pages)
+            victim = next_victim(self._candidates(kinds))
+            if victim is not None:
+                self._carry_out(victim, tracker)
+            elif not self.protection.yield_all():
                 break
-            self._carry_out(victim, tracker)
         self.update_eviction_metrics(tracker[BASE_COMPONENT_TYPE], start_time)
         return self._count(
             EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
         )
+
+    def _evict_each_pool(self, params: EvictParams) -> EvictResult:
+        """A dual organization by recency, as SGLang does it: each pool its own kind."""
+        tokens, store = self.token_to_kv_pool_allocator, process.served().memory.store
+        wanted = tokens.available_size() + params.num_tokens, store.capacity() + params.mamba_num
+        result = super().evict_for_alloc(params)
+        missing = EvictParams(
+            num_tokens=max(0, wanted[0] - tokens.available_size()), mamba_num=max(0, wanted[1] - store.capacity())
+        )
+        if (missing.num_tokens or missing.mamba_num) and self.protection.yield_all():
+            more = super().evict_for_alloc(missing)
+            result.num_tokens_evicted += more.num_tokens_evicted
+            result.mamba_num_evicted += more.mamba_num_evicted
+        return result
 
     @property
     def checkpoints(self) -> CheckpointComponent:
@@ -115,7 +164,9 @@ class OrganizationRadixCache(UnifiedRadixCache):
             process.served().activity.evictions[kind.value] += 1
         return node_id, made_progress
 
-    def _candidates(self) -> list[Candidate]:
+    def _candidates(self, kinds: Set[Kind] = frozenset(Kind)) -> list[Candidate]:
+        if process.served().policies.chosen.value_eviction:
+            return valued_candidates(self, kinds)
         core, component = self.tree_core, self.checkpoints
         if not isinstance(core.evictable_device_leaves, LeafQueue):
             core.evictable_device_leaves = LeafQueue(core.evictable_device_leaves)
@@ -137,21 +188,23 @@ class OrganizationRadixCache(UnifiedRadixCache):
     def _carry_out(self, victim: Candidate, tracker: dict[Any, int]) -> None:
         served = process.served()
         served.activity.evictions[victim.kind.value] += 1
+        served.policies.counts.evictions_skipped += self.protection.skipped(victim.recency)
         if victim.kind is Kind.ATTENTION:
             self._evict_device_leaf(victim.key, tracker)
         elif victim.kind is Kind.CHECKPOINT:
-            self._evict_checkpoint(self.tree_core.node_by_id(victim.key), tracker)
+            self.evict_checkpoint(self.tree_core.node_by_id(victim.key), tracker)
         else:
             store = self.checkpoints.store
             mates = store.reclaim(victim.key)
             for v in mates:
-                self._evict_checkpoint(self.checkpoints.node_of[v], tracker)
+                self.evict_checkpoint(self.checkpoints.node_of[v], tracker)
             store.counts.cross_invalidated += len(mates) - 1
 
-    def _evict_checkpoint(self, node: Any, tracker: dict[Any, int]) -> None:
+    def evict_checkpoint(self, node: Any, tracker: dict[Any, int] | None = None) -> None:
         """Invalidate one node's checkpoint and free its parts: a leaf goes as a whole, an inner node keeps its
         attention and becomes a tombstone."""
         core, component = self.tree_core, self.checkpoints
+        tracker = dict.fromkeys(self.tree_components, 0) if tracker is None else tracker
         if node in core.evictable_device_leaves:
             self._evict_device_leaf(node.id, tracker)
             return
@@ -177,6 +230,11 @@ class OrganizationRadixCache(UnifiedRadixCache):
         served.memory.move_conv(moves)
         store.migrate(moves)
         return True
+
+
+def _kinds_of_need(attention: bool) -> frozenset[Kind]:
+    """The kind that a dual organization evicts for a need of attention pages, or of states."""
+    return frozenset({Kind.ATTENTION}) if attention else frozenset({Kind.CHECKPOINT})
 
 
 def build(ctx: Any) -> Any:

@@ -91,6 +91,7 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     from sgl_hybrid.seams import compat, install
 
     compat.check_version()
+    _refuse_policies_without_cache(settings, values)
     platform = os.environ.get("SGLANG_PLATFORM")
     if platform != CPU_PLATFORM:
         # On a GPU the decode step must run inside captured graphs, for which the backend has no static tables yet.
@@ -105,6 +106,24 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     install.memory(settings)
     settings.to_environment(os.environ)
     return plan
+
+
+CACHE_POLICIES = (
+    "checkpoint-lifetime",
+    "retention-k",
+    "preempt-pin-k",
+    "protection-budget",
+    "checkpoint-eviction",
+)
+"""Flags that say what the prefix cache keeps; there must be one."""
+
+
+def _refuse_policies_without_cache(settings: MemorySettings, values: MutableMapping[str, Any]) -> None:
+    given = [flag for flag in FLAGS if flag.name in CACHE_POLICIES and getattr(settings, flag.field) is not None]
+    if values.get("disable_radix_cache") and given:
+        raise SettingError(
+            f"{given[0].option}: expected a prefix cache, got --disable-radix-cache; leave one of the two out"
+        )
 
 
 def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) -> None:

@@ -51,9 +51,11 @@ def memory(wanted: MemorySettings) -> None:
         SettingError: another SGLang version, or a seam that does not fit.
     """
     global _settings
-    from sgl_hybrid.seams import admission, compat, factory, hooks, mamba_backend, pools, status
+    from sgl_hybrid.seams import admission, compat, factory, hooks, isolation, mamba_backend, pools, protection, status
 
     compat.check_version()
     factory.register()
-    hooks.apply((*pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *status.SEAMS))
+    hooks.apply(
+        (*pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *protection.SEAMS, *isolation.SEAMS, *status.SEAMS)
+    )
     _settings = wanted

@@ -7,6 +7,9 @@ import logging
 from typing import NamedTuple
 
 from radix.eviction import Kind
+from radix.policies import Chosen, Policies
+from radix.retention import Lifetime
+from sgl_hybrid.config import PROTECTION_BUDGET, RETENTION_K
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.activity import Activity
 from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
@@ -18,12 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class Served(NamedTuple):
-    """The plan and its counters."""
+    """The plan, its policies and its counters."""
 
     plan: MemoryPlan
     memory: StateMemory
     ledger: DualPoolLedger
     activity: Activity
+    policies: Policies
 
 
 _served: Served | None = None
@@ -40,8 +44,29 @@ def start(plan: MemoryPlan, memory: StateMemory) -> None:
             Pool.RECURRENT: checkpoint_unit_total_bytes(layout),
         },
     )
-    _served = Served(plan, memory, ledger, Activity(tuple(kind.value for kind in Kind)))
+    _served = Served(plan, memory, ledger, Activity(tuple(kind.value for kind in Kind)), policies_of(plan, memory))
     logger.info("sgl_hybrid memory organization: %s", json.dumps(plan.describe(), sort_keys=True))
+
+
+def policies_of(plan: MemoryPlan, memory: StateMemory) -> Policies:
+    """The policies that the settings of a plan ask for, on its pools."""
+    settings, layout = plan.settings, plan.layout
+    headroom = settings.admission_headroom
+    chosen = Chosen(
+        headroom=None if headroom == "auto" else float(headroom or 0.0),
+        lifetime=Lifetime(settings.checkpoint_lifetime or Lifetime.CACHED),
+        retention_k=settings.retention_k or RETENTION_K,
+        pin_k=settings.preempt_pin_k,
+        protection=settings.protection_budget or PROTECTION_BUDGET,
+        value_eviction=settings.checkpoint_eviction == "value",
+    )
+    pages = memory.pages.num_pages
+    return Policies(
+        chosen,
+        grid=layout.checkpoint_interval,
+        pools=(pages,) if memory.shared else (pages, memory.store.num_virtual),
+        pool_tokens=pages * layout.page_tokens,
+    )
 
 
 def served() -> Served:

@@ -19,6 +19,7 @@ from sgl_hybrid.memory.slabs import SlabAllocator
 from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
+from sgl_hybrid.seams.policy_report import policy_report
 
 IDLE_INTERVAL_S = 1.0
 """Seconds between two exports of an idle server."""
@@ -52,6 +53,7 @@ def report(scheduler: Any) -> dict[str, Any]:
         "copied_bytes": msgspec.structs.asdict(memory.copied),
         "running_requests_cap": scheduler.max_running_requests,
         "counters": served.ledger.snapshot(memory.shared),
+        **policy_report(),
     }
     if store.slabs is not None:
         result["slabs"] = slab_counts(store.slabs)

@@ -70,12 +70,14 @@ class CheckpointComponent(MambaComponent):
             self.node_of[v] = node
             if data.lock_ref > 0:
                 self.store.acquire(v)
+            self.cache.protection.published(node, v)
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
         before = self.checkpoint_of(node)
         freed = super().evict_component(node, *args, **kwargs)
         if before is not None and self.checkpoint_of(node) is None:
             del self.node_of[before]
+            self.cache.protection.lost(before)
         return freed
 
     def acquire_component_lock(self, node: Any, result: Any, lock_host: bool = False) -> Any:
@@ -100,7 +102,8 @@ class CheckpointComponent(MambaComponent):
         boundary = req.kv.mamba_last_track_seqlen
         if boundary is None:
             return 0
-        slot = self.slot_or_none()
+        with self.cache.protection.holding():
+            slot = self.slot_or_none()
         if slot is None:
             self.store.counts.skipped += 1
             return 0

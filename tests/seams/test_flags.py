@@ -104,6 +104,32 @@ def test_a_mistake_is_one_line_and_status_2(
         assert word in message
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--checkpoint-lifetime", "transient"],
+        ["--checkpoint-lifetime", "retained"],
+        ["--preempt-pin-k", "1"],
+        ["--checkpoint-eviction", "lru"],
+    ],
+)
+def test_a_policy_of_the_cache_needs_a_cache(
+    nano: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(
+            nano, "--device", "cpu", "--memory-org", "s2", "--memory-budget", "b63", "--disable-radix-cache", *options
+        )
+    assert caught.value.code == 2
+    assert f"{options[0]}: expected a prefix cache, got --disable-radix-cache" in capsys.readouterr().err
+
+
+def test_headroom_needs_no_cache(nano: Path) -> None:
+    options = ["--memory-org", "s2", "--memory-budget", "b63", "--disable-radix-cache", "--admission-headroom", "0.19"]
+    parse(nano, "--device", "cpu", *options)
+    assert os.environ["SGLANG_HYBRID_ADMISSION_HEADROOM"] == "0.19"
+
+
 def test_a_model_without_recurrent_state_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fault B60: an organization on a pure attention model."""
     config = {

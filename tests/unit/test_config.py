@@ -26,6 +26,36 @@ def test_values_are_checked_and_converted() -> None:
     assert settings == MemorySettings("d0", "b63", 0.25, 16, 1792)
 
 
+def test_policies_are_checked_and_converted() -> None:
+    values = {
+        "memory_org": "s2",
+        "admission_headroom": "0.19",
+        "checkpoint_lifetime": "retained",
+        "retention_k": "3",
+        "preempt_pin_k": "2",
+        "protection_budget": "0.5",
+        "checkpoint_eviction": "value",
+    }
+    settings = MemorySettings.from_values(values)
+    assert settings == MemorySettings(
+        "s2",
+        admission_headroom=0.19,
+        checkpoint_lifetime="retained",
+        retention_k=3,
+        preempt_pin_k=2,
+        protection_budget=0.5,
+        checkpoint_eviction="value",
+    )
+    environment: dict[str, str] = {}
+    settings.to_environment(environment)
+    assert MemorySettings.from_environment(environment) == settings
+
+
+def test_off_and_auto_are_values() -> None:
+    settings = MemorySettings.from_values({"memory_org": "s2", "preempt_pin_k": "off", "admission_headroom": "auto"})
+    assert settings == MemorySettings("s2", admission_headroom="auto", preempt_pin_k=None)
+
+
 def test_environment_form_survives_a_round_trip() -> None:
     settings = MemorySettings("d0", "4GiB", "auto", None, 256)
     environment = {"SGLANG_HYBRID_PAGE_TOKENS": "512", "UNRELATED": "1"}
@@ -45,6 +75,30 @@ def test_environment_form_survives_a_round_trip() -> None:
         ({"memory_org": "d0", "d0_attention_fraction": "half"}, ("between 0 and 1", "'half'")),
         ({"memory_org": "d0", "page_tokens": "0"}, ("--page-tokens", "from 1 on", "'0'")),
         ({"memory_org": "d0", "checkpoint_interval": "1k"}, ("--checkpoint-interval", "'1k'")),
+        ({"memory_org": "s2", "admission_headroom": "1"}, ("--admission-headroom", "0 <= f < 1", "'1'")),
+        ({"memory_org": "s2", "admission_headroom": "-0.1"}, ("--admission-headroom", "0 <= f < 1", "'auto'")),
+        ({"memory_org": "s2", "admission_headroom": "much"}, ("--admission-headroom", "'much'")),
+        ({"memory_org": "s2", "checkpoint_lifetime": "keep"}, ("--checkpoint-lifetime", "retained", "'keep'")),
+        (
+            {"memory_org": "s2", "checkpoint_lifetime": "retained", "retention_k": "0"},
+            ("--retention-k", "from 1 on", "'0'"),
+        ),
+        ({"memory_org": "s2", "retention_k": "2"}, ("--retention-k", "--checkpoint-lifetime retained")),
+        ({"memory_org": "s2", "preempt_pin_k": "0"}, ("--preempt-pin-k", "off, 3, 2, 1", "'0'", "nearest")),
+        ({"memory_org": "s2", "preempt_pin_k": "4"}, ("--preempt-pin-k", "off, 3, 2, 1", "'4'")),
+        (
+            {"memory_org": "s2", "preempt_pin_k": "1", "protection_budget": "1.5"},
+            ("--protection-budget", "up to 1", "'1.5'"),
+        ),
+        (
+            {"memory_org": "s2", "preempt_pin_k": "1", "protection_budget": "0"},
+            ("--protection-budget", "above 0", "'0'"),
+        ),
+        (
+            {"memory_org": "s2", "preempt_pin_k": "off", "protection_budget": "0.5"},
+            ("--protection-budget", "retained", "--preempt-pin-k"),
+        ),
+        ({"memory_org": "s2", "checkpoint_eviction": "mru"}, ("--checkpoint-eviction", "lru, value", "'mru'")),
     ],
 )
 def test_mistakes_are_one_line(values: dict[str, str], words: tuple[str, ...]) -> None:
