@@ -18,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command("list")(list_cases)
     app.command("run")(run_case)
+    app.command("pace")(pace_command)
     app.command("report")(report)
     app.command("compare")(compare)
 
@@ -60,6 +61,7 @@ def run_case(
     requests: Annotated[int | None, typer.Option(help="requests of a cell", **CASE)] = None,
     rate: Annotated[float | None, typer.Option(help="mean offered rate [requests/s]", **CASE)] = None,
     q: Annotated[str | None, typer.Option(help="common-prefix fractions, with commas", **CASE)] = None,
+    pace: Annotated[float, typer.Option(help="factor on every arrival rate (`bench pace`)", **CASE)] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="a look in ten minutes on two cores", **CASE)] = False,
     model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-nano",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16", **SERVED)] = "float32",
@@ -104,6 +106,7 @@ def run_case(
     conditions = Conditions(
         serving=serving,
         dataset=dataset,
+        pace=pace,
         limits=Limits(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=e2e_ms) if any(given) else None,
         command=("python", "-m", "bench", *context.find_root().obj),
     )
@@ -123,6 +126,36 @@ def run_case(
         counts = f"{result.num_ok} cells measured, {result.num_failed} failed, {result.num_left} left"
         print(f"error: {how} with {counts}; rows and records are in {folder}", file=sys.stderr)
     raise typer.Exit(130 if result.interrupted else int(result.num_failed + result.num_left > 0))
+
+
+def pace_command(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-nano",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16", **SERVED)] = "float32",
+    out: Annotated[Path | None, typer.Option(help="new folder for the records; default run/pace-TIME", **KEPT)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table", **KEPT)] = False,
+) -> None:
+    """Measure what a prompt costs in decode steps and what the engine can do with memory to spare, beside the paper's.
+
+    The last row is the factor for `bench run --pace` at which a case offers this machine the share of its ceiling that
+    the paper offered its GPU. Takes a few minutes; a busy machine gives a wrong answer.
+    """
+    import msgspec
+    from rich.console import Console
+
+    from bench.arm_plan import Serving
+    from bench.campaign.cell import real_launcher
+    from bench.pace import measure_pace, pace_table
+
+    serving = Serving(model=_model_folder(model, dtype), dtype=dtype)
+    folder = out or Path("run") / time.strftime("pace-%Y%m%d-%H%M%S")
+    command = ("python", "-m", "bench", *context.find_root().obj)
+    console = Console(stderr=as_json)
+    found = measure_pace(serving, real_launcher(serving), folder, command=command, say=console.print)
+    if as_json:
+        typer.echo(msgspec.json.encode({**msgspec.to_builtins(found), "pace": found.pace}).decode())
+        return
+    console.print(pace_table(found))
 
 
 def report(

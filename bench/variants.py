@@ -16,6 +16,9 @@ from bench.arrivals import ArrivalProcess, OnOff, Poisson
 from bench.registry import registered
 from sgl_hybrid.errors import SettingError
 
+BURST_S, PAUSE_S = 5.0, 15.0
+"""Source: paper section E.4."""
+
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """What a variant changes. `organizations`: those whose servers have its flags, None if any server will do."""
@@ -29,9 +32,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether an arm of this organization (None: not one of this project's) can run the variant."""
         return self.organizations is None or organization in self.organizations
 
-    def arrivals(self, rate_per_s: float) -> ArrivalProcess:
-        """Return when requests arrive, at this mean rate."""
-        return OnOff(rate_per_s) if self.bursts else Poisson(rate_per_s)
+    def arrivals(self, rate_per_s: float, *, pace: float = 1.0) -> ArrivalProcess:
+        """Return when requests arrive, at this mean rate; a pace below 1 stretches all times by its inverse."""
+        if self.bursts:
+            return OnOff(pace * rate_per_s, on_s=BURST_S / pace, off_s=PAUSE_S / pace)
+        return Poisson(pace * rate_per_s)
 
 
 def _split(value: str) -> Variant:

@@ -50,15 +50,24 @@ class Launcher(Protocol):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What all cells of a campaign have in common. limits: the user's latency limits for goodput."""
+    """What all cells of a campaign have in common.
+
+    scale: factor on every length. pace: factor on every arrival rate (`bench.pace`); cells keep the paper's rates as
+    their names. limits: the user's latency limits for goodput.
+    """
 
     serving: Serving
     scale: float = 1.0
+    pace: float = 1.0
     dataset: Path | None = None
     limits: Limits | None = None
     command: tuple[str, ...] = ()
     progress: bool = True
     period_s: float = PERIOD_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pace < float("inf"):
+            raise SettingError(f"--pace: expected a pace above 0, got {self.pace}")
 
 
 def load_case(cell: Cell, conditions: Conditions) -> LoadCase:
@@ -67,7 +76,7 @@ def load_case(cell: Cell, conditions: Conditions) -> LoadCase:
     workload = make_workload("paper", scale=conditions.scale, num_requests=cell.num_requests, shared_fraction=cell.q)
     return LoadCase(
         workload=workload,
-        arrivals=variant.arrivals(cell.rate),
+        arrivals=variant.arrivals(cell.rate, pace=conditions.pace),
         seed=cell.seed,
         isolate=variant.isolate,
         dataset=conditions.dataset,

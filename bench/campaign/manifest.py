@@ -34,6 +34,7 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_sha256: str
     num_requests: int
     scale: float = 1.0
+    pace: float = 1.0
     dataset_sha256: str | None = None
     order_seed: int = 0
 

@@ -111,6 +111,7 @@ class Campaign:
             tokenizer_sha256=hash_files(serving.model, TOKENIZER),
             num_requests=self._cells[0].num_requests,
             scale=self._conditions.scale,
+            pace=self._conditions.pace,
             dataset_sha256=None if dataset is None else hash_files(dataset.parent, (dataset.name,)),
             order_seed=self._order_seed,
         )

@@ -113,7 +113,11 @@ def gather(folder: Path) -> Report:
         cases=[_case(name, outcomes) for name in dict.fromkeys(outcome.case for outcome in outcomes)],
         arms=_arm_lines(outcomes, plans),
         goals=reached(outcomes),
-        limits=limits(environments or [session.environment for session in sessions], outcomes),
+        limits=limits(
+            environments or [session.environment for session in sessions],
+            outcomes,
+            [manifest.pace for manifest in manifests],
+        ),
         tree_cores={manifest.cell.arm: manifest.tree_core for manifest in plans.values()},
         lost=[outcome for outcome in outcomes if outcome.status != "ok"],
         outcomes=outcomes,
@@ -134,7 +138,7 @@ def _require_one_model(manifests: Sequence[CampaignManifest]) -> None:
     by_case: dict[str, CampaignManifest] = {}
     for manifest in manifests:
         first = by_case.setdefault(manifest.case, manifest)
-        for name in ("model_sha256", "dtype", "num_requests", "scale", "dataset_sha256"):
+        for name in ("model_sha256", "dtype", "num_requests", "scale", "pace", "dataset_sha256"):
             if getattr(first, name) != getattr(manifest, name):
                 raise SettingError(
                     f"expected campaigns of {manifest.case} with one {name}, got {getattr(first, name)} and "

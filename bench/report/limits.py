@@ -33,8 +33,10 @@ VLLM = (
 )
 
 
-def limits(environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcome]) -> list[str]:
-    """Return the limits of a report, from the general to what this one lacks."""
+def limits(
+    environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcome], paces: Iterable[float] = (1.0,)
+) -> list[str]:
+    """Return the limits of a report, from the general to what this one lacks. paces: of its campaigns."""
     held = list(outcomes)
     found = list(dict.fromkeys(statement(environment) for environment in environments))
     if not any(environment["machine"]["accelerators"] for environment in environments):
@@ -44,6 +46,11 @@ def limits(environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcom
         found += UNIFIED
     if any(outcome.arm.startswith("vllm") for outcome in held):
         found += VLLM
+    for pace in sorted(set(paces) - {1.0}):
+        found.append(
+            f"Requests arrived at {pace:g} times the rates that are named, so that this engine was offered about the "
+            "share of its ceiling that the paper offered a GPU (`python -m bench pace`)."
+        )
     seeds = {outcome.seed for outcome in held if outcome.status == "ok"}
     if len(seeds) < 6:
         found.append(
