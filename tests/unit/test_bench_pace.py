@@ -69,9 +69,9 @@ def test_a_server_is_measured_from_its_prompts_batches_and_saturated_load(
         say=said.append,
     )
     assert set(found.step_ms) == set(BATCHES)
-    assert all(3.9 < step_ms < 60 for step_ms in found.step_ms.values())
-    assert 0 < found.prefill_s < 2
-    assert found.ceiling_tokens_per_s > 100
+    assert all(step_ms > 3.9 for step_ms in found.step_ms.values())
+    assert found.prefill_s > 0
+    assert 0 < found.ceiling_tokens_per_s < 6 * 250
     assert said[0] == "measuring warm-up"
     assert (tmp_path / "pace" / "batch-16" / "requests.jsonl").is_file()
 

@@ -191,7 +191,7 @@ def test_several_campaigns_make_one_report(tmp_path: Path) -> None:
 
 
 def test_commands_print_answers_and_refuse_what_is_no_campaign(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b", factor=1.5)
@@ -201,6 +201,8 @@ def test_commands_print_answers_and_refuse_what_is_no_campaign(
     page = (tmp_path / "a" / "report" / "index.html").read_text()
     assert page.count("<svg") == 2  # of q1 alone: Figure 2 and all arms
     assert "Figure 2: Q1, main and low offered load" in page
+    assert "<svg" in (tmp_path / "a" / "report" / "index.html").read_text()
+    monkeypatch.setattr("bench.figures.draw", lambda outcomes: {})  # drawn once is enough
     assert main(["report", str(tmp_path / "a")]) == 0
     assert "q1: S1 is ahead of S0" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
