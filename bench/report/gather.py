@@ -19,7 +19,9 @@ from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES
 from bench.outcome import CellOutcome, adopted
 from bench.paper_values import PaperEffect, paper_effect
+from bench.records import read_records
 from bench.report.limits import limits
+from bench.report.sensitivity import Records, Sensitivity, sensitivity
 from bench.stats.contrasts import labels
 from bench.stats.rows import Row, Share, analyse, shares_of_ceiling
 from bench.stats.targets import Reached, reached
@@ -84,6 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[CaseReport]
     arms: list[ArmLine]
     goals: list[Reached]
+    sensitivity: Sensitivity
     limits: list[str]
     tree_cores: dict[str, str]
     lost: list[CellOutcome]
@@ -113,6 +116,7 @@ def gather(folder: Path) -> Report:
         cases=[_case(name, outcomes) for name in dict.fromkeys(outcome.case for outcome in outcomes)],
         arms=_arm_lines(outcomes, plans),
         goals=reached(outcomes),
+        sensitivity=sensitivity(outcomes, _records(folders)),
         limits=limits(
             environments or [session.environment for session in sessions],
             outcomes,
@@ -144,6 +148,18 @@ def _require_one_model(manifests: Sequence[CampaignManifest]) -> None:
                     f"expected campaigns of {manifest.case} with one {name}, got {getattr(first, name)} and "
                     f"{getattr(manifest, name)}"
                 )
+
+
+def _records(folders: Sequence[Path]) -> Records:
+    """Return the request records of every `ok` attempt that counts and whose file is there."""
+    found = {}
+    for folder in folders:
+        rows = {id(row.outcome): row for row in read_rows(folder)}
+        for outcome in adopted(row.outcome for row in rows.values()):
+            load = folder / "cells" / rows[id(outcome)].key / f"attempt-{outcome.attempt}" / "load"
+            if outcome.status == "ok" and (load / "requests.jsonl").is_file():
+                found[outcome.condition, outcome.arm, outcome.seed] = read_records(load)
+    return found
 
 
 def _cell_manifest(folder: Path) -> dict[tuple[str, str], CellManifest]:

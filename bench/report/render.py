@@ -41,7 +41,7 @@ def write_report(report: Report, folder: Path, drawings: Sequence[Drawing] = ())
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"title": arm_title}
+    environment.filters |= {"title": arm_title, "signed": _signed, "ratio": _ratio}
     content = {
         "report": report,
         "choices": choices(report),
@@ -59,6 +59,14 @@ def write_report(report: Report, folder: Path, drawings: Sequence[Drawing] = ())
         path.write_text(environment.get_template(f"{name}.j2").render(content), encoding="utf-8")
         written.append(path)
     return [*written, *_write_tables(report, folder)]
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 class EffectLine(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 
 from bench.metrics import METRICS, Limits, measure
 from bench.metrics.latency import Goodput, empirical_limits, goodput
+from bench.metrics.qualified import Qualified, qualified
 from bench.metrics.windows import (
     Drift,
     Window,
@@ -220,6 +221,26 @@ def test_empirical_limits_come_from_the_comparator_or_the_union() -> None:
     assert empirical_limits([record(output_tokens=1)]).tpot_ms is None
     with pytest.raises(ValueError, match="answered in full"):
         empirical_limits([failed(0)])
+
+
+def test_qualified_goodput_under_the_comparators_limits_and_under_those_of_both() -> None:
+    """The comparator's two requests end after 2 and 3 s, ours after 1 and 4 s; 5 tokens each, limits at the p99."""
+    comparator = [record(0, sent_ns=0, first_token_ns=0, last_token_ns=at * S) for at in (2, 3)]
+    ours = [record(0, sent_ns=0, first_token_ns=0, last_token_ns=at * S) for at in (1, 4)]
+    found = qualified(ours, comparator)
+    assert found is not None
+    # p99 of (1, 4) is 3.97 s, of (2, 3) 2.99 s; TPOT is a quarter of each.
+    assert found.e2e_p99_ratio == found.tpot_p99_ratio == pytest.approx(3.97 / 2.99)
+    # Limit 2.99 s: one of ours over 4 s, one of theirs over 3 s: 5/4 against 5/3.
+    assert found.comparator_pct == pytest.approx(-25.0)
+    # Limit of the union, p99 of (1, 2, 3, 4) = 3.97 s: one of ours, both of theirs: 5/4 against 10/3.
+    assert found.union_pct == pytest.approx(100 * (5 / 4 / (10 / 3) - 1))
+    assert qualified(ours, [failed(0)]) is None
+    assert qualified([failed(0)], comparator) is None
+    single = [record(0, output_tokens=1, last_token_ns=2 * S)]
+    assert qualified(single, single) == Qualified(
+        e2e_p99_ratio=1.0, tpot_p99_ratio=None, comparator_pct=0.0, union_pct=0.0
+    )
 
 
 def test_work_is_the_growth_of_the_counters_and_input_is_what_output_leaves() -> None:

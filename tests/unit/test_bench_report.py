@@ -18,6 +18,7 @@ from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES, Cell, Changes, case_of, cells_of
 from bench.cli import main
 from bench.paper_values import EFFECTS, paper_effect
+from bench.records import RequestRecord
 from bench.report.choice import choices
 from bench.report.compare import compare
 from bench.report.gather import Report, gather
@@ -81,6 +82,7 @@ def row(cell: Cell, factor: float) -> Row:
     place = cell.seed % 10 if cell.seed >= 42000 else cell.seed
     metrics = {
         "output_tokens_per_s": factor * SPEED[cell.arm] * (1 + place / 10),
+        "central_output_tokens_per_s": (factor * SPEED[cell.arm]) ** 2,
         "ttft_p99_ms": 1500.0,
         "running_mean": SPEED[cell.arm] / 10,
         "cached_share": 0.25,
@@ -105,6 +107,35 @@ def test_effects_stand_beside_the_papers(report: Report) -> None:
     assert effects["S2/S1"].ours.effect == pytest.approx(20.0)
     assert effects["S2/stock-tuned"].paper is None
     assert "S1 is ahead of S0" in report.cases[0].verdict.sentence
+
+
+def test_the_page_says_how_far_answers_depend_on_window_and_latency_limits(tmp_path: Path) -> None:
+    folder = make(tmp_path / "q1", seeds=1)
+    for arm, seconds in (("s0", 4), ("s1", 2)):
+        [attempt] = (folder / "cells").glob(f"{arm}_*/attempt-1")
+        (attempt / "load").mkdir()
+        record = RequestRecord(
+            index=0,
+            context_id=0,
+            salt=None,
+            status="ok",
+            planned_ns=0,
+            prompt_tokens=8,
+            target_tokens=5,
+            output_tokens=5,
+            sent_ns=0,
+            first_token_ns=0,
+            last_token_ns=seconds * 10**9,
+        )
+        (attempt / "load" / "requests.jsonl").write_bytes(msgspec.json.encode(record) + b"\n")
+    write_report(gather(folder), tmp_path / "out")
+    page, text = ((tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))
+    # Throughput +50 %, its square +125 %, no poller; half the latency, so +100 % within S0's limit of 4 s. Of both, the
+    # limit is 3.98 s, which S0 never keeps: no ratio.
+    assert "<td>S1/S0</td><td>b63</td><td>+50.0</td><td>+125.0</td><td>-</td>" in page
+    assert "| q1 | S1/S0 | b63 | +50.0 | +125.0 | - |\n" in text
+    assert "| q1 | S1/S0 | b63 | 1 | 0.500 | 0.500 | +100.0 | - |\n" in text
+    assert "<td>0.500</td>" in page
 
 
 def test_arms_have_means_and_their_share_of_the_ceiling(report: Report) -> None:

@@ -1,0 +1,130 @@
+"""How far the answers depend on the window, on latency limits and on cells that were run again.
+
+None of it replaces the full-run effects and their tests. Source: paper Tables E-13, E-14, E-17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from bench.metrics.qualified import Qualified, qualified
+from bench.outcome import CellOutcome, Condition, adopted
+from bench.records import RequestRecord
+from bench.stats.adoption import rerun_sensitivity
+from bench.stats.contrasts import OWN_PAIRS, arm_title, labels
+from bench.stats.rows import Row, analyse
+
+VIEWS = ("output_tokens_per_s", "central_output_tokens_per_s", "poller_output_tokens_per_s")
+"""Full run, central arrivals, full poller. Source: appendix B.4."""
+PAIRS = (*OWN_PAIRS, ("s2", "stock-tuned"), ("s2", "stock-unified"))
+
+Records = Mapping[tuple[Condition, str, int], Sequence[RequestRecord]]
+"""The request records of adopted cells by condition, arm and seed."""
+
+
+class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean effect of one pair [%] in each of `VIEWS`; None where a view could not be formed."""
+
+    case: str
+    name: str
+    where: str
+    effects: list[float | None]
+
+
+class QualifiedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over seeds for one pair, as columns of Table E-13."""
+
+    case: str
+    name: str
+    where: str
+    num_seeds: int
+    e2e_p99_ratio: float | None
+    tpot_p99_ratio: float | None
+    comparator_pct: float | None
+    union_pct: float | None
+
+
+class RerunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tests of a family reject under one treatment of its repeated cells."""
+
+    family: str
+    scenario: str
+    num_rejected: int
+    family_size: int
+
+
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says beside its effects."""
+
+    views: list[ViewLine]
+    qualified: list[QualifiedLine]
+    reruns: list[RerunLine]
+
+
+def sensitivity(outcomes: Sequence[CellOutcome], records: Records) -> Sensitivity:
+    """Return the three tables; those without a basis are empty."""
+    return Sensitivity(
+        views=_views(outcomes),
+        qualified=_qualified(outcomes, records),
+        reruns=[
+            RerunLine(
+                family=family,
+                scenario=scenario.name,
+                num_rejected=scenario.num_rejected,
+                family_size=len(scenario.decisions),
+            )
+            for family, scenarios in rerun_sensitivity(outcomes).items()
+            for scenario in scenarios
+        ],
+    )
+
+
+def _views(outcomes: Sequence[CellOutcome]) -> list[ViewLine]:
+    tables = [{_key(row): row for row in analyse(outcomes, metric) if row.kind == "arms"} for metric in VIEWS]
+    lines = []
+    for key, row in tables[0].items():
+        others = [table[key].effect if key in table else None for table in tables]
+        if any(effect is not None for effect in others[1:]):
+            lines.append(ViewLine(case=row.case, name=row.name, where=row.where, effects=others))
+    return lines
+
+
+def _key(row: Row) -> tuple[str, str, Condition]:
+    return row.case, row.name, row.at
+
+
+def _qualified(outcomes: Sequence[CellOutcome], records: Records) -> list[QualifiedLine]:
+    held = [outcome for outcome in adopted(outcomes) if outcome.status == "ok"]
+    lines = []
+    for case in dict.fromkeys(outcome.case for outcome in held):
+        conditions = list(dict.fromkeys(outcome.condition for outcome in held if outcome.case == case))
+        for condition, where in labels(conditions).items():
+            seeds = sorted({outcome.seed for outcome in held if outcome.condition == condition})
+            for pair in PAIRS:
+                keys = [[(condition, arm, seed) for arm in pair] for seed in seeds]
+                runs = [[records[key] for key in both] for both in keys if all(key in records for key in both)]
+                found = [result for both in runs if (result := qualified(*both)) is not None]
+                if found:
+                    lines.append(_line(case, "/".join(map(arm_title, pair)), where, found))
+    return lines
+
+
+def _line(case: str, name: str, where: str, found: Sequence[Qualified]) -> QualifiedLine:
+    return QualifiedLine(
+        case=case,
+        name=name,
+        where=where,
+        num_seeds=len(found),
+        e2e_p99_ratio=_mean(result.e2e_p99_ratio for result in found),
+        tpot_p99_ratio=_mean(result.tpot_p99_ratio for result in found),
+        comparator_pct=_mean(result.comparator_pct for result in found),
+        union_pct=_mean(result.union_pct for result in found),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else None
