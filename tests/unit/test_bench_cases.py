@@ -6,10 +6,13 @@ Counts of cells and seeds: paper Table 2, Tables E-11, E-12, section B.2 (96 pin
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from bench.arms import ARMS
 from bench.arrivals import OnOff, Poisson
 from bench.cases import CASES, MAIN_SEEDS, QUICK_REQUESTS, Changes, Point, case_of, cells_of
 from bench.cli import main
@@ -162,3 +165,10 @@ def test_the_list_has_every_case_and_arm(capsys: pytest.CaptureFixture[str]) -> 
 def test_points_keep_their_cap_at_their_budget() -> None:
     cells = cells_of(case_of("q1-low"), Changes(budgets=("b108",)))
     assert {Point(cell.budget, cell.rate, cell.cap) for cell in cells} == {Point("b108", 0.8, 109)}
+
+
+def test_the_page_on_the_suite_names_every_case_and_arm() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "suite.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z0-9-]+)`", page))
+    assert set(CASES) - named == set()
+    assert set(ARMS) - named == set()

@@ -246,8 +246,8 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 def test_readme_commands_are_targets_of_make() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", README.read_text(encoding="utf-8"), re.MULTILINE))
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README.read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test"} <= named <= set(targets)
 
 
