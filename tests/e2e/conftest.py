@@ -1,8 +1,11 @@
-"""Real servers on nano models, started when a test first asks for one and shared by all tests after it."""
+"""Real servers on nano models, started when a test first asks for one and shared by all tests after it.
+
+A server takes 2.5 GB even when it waits. So the tests are put in the order of their servers, and only the last few
+servers are kept.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +16,7 @@ from bench.nano import write_model
 from bench.server import ServerProcess, cpu_environment, free_port, sglang_command
 
 READY_TIMEOUT_S = 240.0
+MAX_SERVERS = 2
 
 
 class Setup(NamedTuple):
@@ -62,6 +66,19 @@ GRIDS = {"d0": 1792, "s0": 512, "s1": 512, "s2": 512}
 """Tokens between two boundaries, by organization."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests with the same server, named by a parameter or the mark `server`, beside each other."""
+    first: dict[str, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        mark, parameters = item.get_closest_marker("server"), getattr(item, "callspec", None)
+        named = list(mark.args) if mark else []
+        named += [value for value in parameters.params.values() if value in list(SETUPS)] if parameters else []
+        return first.setdefault(named[0] if named else item.path.name, len(first))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def nano_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the nano models, by name."""
@@ -76,28 +93,38 @@ def nano_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def servers(
     nano_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], ServerProcess]]:
-    """Start (once) and return the server of a name. At the end no server's log may hold a traceback."""
+    """Start and return the server of a name. At the end no server's log may hold a traceback."""
     running: dict[str, ServerProcess] = {}
     folder = tmp_path_factory.mktemp("logs")
-    with contextlib.ExitStack() as stack:
 
-        def get(name: str) -> ServerProcess:
-            if name not in running:
-                setup = SETUPS[name]
-                port = free_port()
-                arguments = ["--device", "cpu", "--dtype", setup.dtype, "--sleep-on-idle", *setup.arguments.split()]
-                server = ServerProcess(
-                    sglang_command(nano_models[setup.model], port, arguments),
-                    port=port,
-                    log=folder / f"{name}.log",
-                    environment={**cpu_environment(setup.dtype), **dict(setup.environment)},
-                )
-                stack.enter_context(server)
-                stack.callback(server.stop, 1.0)
-                server.wait_ready(READY_TIMEOUT_S)
-                running[name] = server
+    faulty: list[Path] = []
+
+    def stop(name: str) -> None:
+        server = running.pop(name)
+        if "Traceback" in server.log.read_text():
+            faulty.append(server.log)
+        server.stop(1.0)
+
+    def get(name: str) -> ServerProcess:
+        if name in running:
+            running[name] = running.pop(name)
             return running[name]
+        while len(running) >= MAX_SERVERS:
+            stop(next(iter(running)))
+        setup = SETUPS[name]
+        port = free_port()
+        arguments = ["--device", "cpu", "--dtype", setup.dtype, "--sleep-on-idle", *setup.arguments.split()]
+        server = ServerProcess(
+            sglang_command(nano_models[setup.model], port, arguments),
+            port=port,
+            log=folder / f"{name}-{port}.log",
+            environment={**cpu_environment(setup.dtype), **dict(setup.environment)},
+        )
+        running[name] = server.__enter__()
+        server.wait_ready(READY_TIMEOUT_S)
+        return server
 
-        yield get
-        faulty = {name: server.log for name, server in running.items() if "Traceback" in server.log.read_text()}
+    yield get
+    while running:
+        stop(next(iter(running)))
     assert not faulty, f"expected servers without a traceback, got {faulty}"

@@ -47,6 +47,7 @@ def test_chunked_prefill_answers_equal_the_reference(servers, nano_models, name:
     assert agreement.error <= TOLERANCE
 
 
+@pytest.mark.server("s2-bf16")
 def test_bfloat16_errors_are_no_larger_than_the_references_own(servers, nano_models) -> None:
     """Both are compared with a float32 forward of the same bfloat16 weights, by squared error over all tokens."""
     server = servers("s2-bf16")

@@ -17,6 +17,7 @@ from tests.e2e.conftest import GRIDS
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.server("d0")
 def test_server_info_and_log_name_the_organization_and_its_units(servers) -> None:
     server = servers("d0")
     found = client.memory(server.url)
@@ -35,6 +36,7 @@ def test_server_info_and_log_name_the_organization_and_its_units(servers) -> Non
     assert logged == {name: value for name, value in found.items() if name in logged}
 
 
+@pytest.mark.server("d0")
 def test_prometheus_has_the_organization_and_its_counters(servers) -> None:
     server = servers("d0")
     client.generate(server.url, client.random_prompt(50, seed=1))
@@ -50,6 +52,7 @@ def test_prometheus_has_the_organization_and_its_counters(servers) -> None:
     assert "sgl_hybrid:stranded_byte_fraction" in text
 
 
+@pytest.mark.server("d0")
 def test_cached_tokens_agree_with_the_servers_counter(servers) -> None:
     """Fault B51: hits reported per request and SGLang's own counter of cached tokens tell the same."""
     server = servers("d0")
@@ -67,6 +70,7 @@ def test_cached_tokens_agree_with_the_servers_counter(servers) -> None:
     assert counter() - before == reported
 
 
+@pytest.mark.server("s2")
 def test_a_shared_pool_reports_its_pages_checkpoints_and_slabs(servers) -> None:
     server = servers("s2")
     client.flush(server.url)
