@@ -148,10 +148,10 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
     ) -> int | None:
         """Clip generation to what is admitted when no other request runs; None if the prompt cannot fit.
 
-        Beside its tokens a request needs its two state slots, the cached checkpoint that it continues from or has
-        published last, a page for rounding, and one token to spare (`PrefillBudget.check_prefill`).
+        Beside its tokens a request needs its state slot, the cached checkpoint that it continues from, a page for
+        rounding, and one token to spare (`PrefillBudget.check_prefill`).
         """
-        blocks = self.memory.pages.num_pages - 3 * self.memory.pages_per_checkpoint - 1
+        blocks = self.memory.pages.num_pages - 2 * self.memory.pages_per_checkpoint - 1
         room = blocks * self.page_size - input_tokens - 1
         return None if room < 1 else min(max_new_tokens, room)
 

@@ -76,11 +76,16 @@ class OrganizationRadixCache(UnifiedRadixCache):
         super().reset()
         self.protection.reset()
         self.checkpoints.node_of.clear()
+        self.checkpoints.crossed.clear()
+        self.checkpoints.kept.clear()
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **options: Any) -> None:
-        """Publish as SGLang does, then do what the policies decide on it."""
+        """Publish as SGLang does, then do what the policies decide on it. The request keeps no cached state locked,
+        unless its next step reads it."""
         with self.protection.publishing(req):
             super().checkpoint_into_tree(req, up_to=up_to, **options)
+            if not req.finished() and req.rid not in self.checkpoints.crossed:
+                self.checkpoints.release_state(req)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """As SGLang's; the request produces nothing more."""

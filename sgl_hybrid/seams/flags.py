@@ -133,8 +133,7 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
     _require(values, "max_total_tokens", None, "--memory-budget")
     _require(values, "max_mamba_cache_size", None, "--memory-budget")
     if not values.get("disable_radix_cache"):
-        strategy = "extra_buffer" if values.get("disable_overlap_schedule") else "extra_buffer_lazy"
-        _require(values, "mamba_radix_cache_strategy", strategy, "--memory-org", unset=(None, "auto"))
+        _require(values, "mamba_radix_cache_strategy", "extra_buffer_lazy", "--memory-org", unset=(None, "auto"))
     for name in ("enable_unified_memory", "enable_hierarchical_cache", "enable_int8_mamba_checkpoint"):
         _require(values, name, False, "--memory-org")
     _require(values, "speculative_algorithm", None, "--memory-org")

@@ -51,11 +51,21 @@ def memory(wanted: MemorySettings) -> None:
         SettingError: another SGLang version, or a seam that does not fit.
     """
     global _settings
-    from sgl_hybrid.seams import admission, compat, factory, hooks, isolation, mamba_backend, pools, protection, status
+    from sgl_hybrid.seams import (
+        admission,
+        compat,
+        factory,
+        hooks,
+        isolation,
+        mamba_backend,
+        pools,
+        protection,
+        status,
+        tracking,
+    )
 
     compat.check_version()
     factory.register()
-    hooks.apply(
-        (*pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *protection.SEAMS, *isolation.SEAMS, *status.SEAMS)
-    )
+    modules = pools, tracking, admission, mamba_backend, protection, isolation, status
+    hooks.apply([seam for module in modules for seam in module.SEAMS])
     _settings = wanted

@@ -70,6 +70,9 @@ def build_request_pool(original: Callable[..., Any], self: Any, **sizes: Any) ->
     HybridReqToTokenPool.mamba_pool_cls = TableStatePool
     pool = original(self, **sizes)
     pool.mamba_allocator = CheckpointSlots(process.served().memory, pool.device)
+    # A tracking slot is taken by the step that crosses a boundary (`track_for_extend`, `tracking`), not when a request
+    # is bound to a row.
+    pool.mamba_initial_tracking_slots = 0
     return pool
 
 
@@ -104,23 +107,24 @@ def track_for_extend(self: Any, req: Any) -> Any:
     that no other request can meet. Here the tracked depth is the deepest multiple of the interval inside the chunk, or
     the branch point of the tree when that lies inside it; the published depth equals the tokens whose state is held.
 
+    The tracking slot is taken here, after the batch has its pages, and given to the tree with the result; without room
+    for it the boundary stays unpublished.
+
     The returned length names the boundary as SGLang's kernels expect it: the boundary itself when the chunk ends there,
     one token more otherwise (SGLang then reads the intermediate state).
     """
     from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
-    from sglang.srt.runtime_context import get_exec, mamba_checkpoint_grid
+    from sglang.srt.runtime_context import mamba_checkpoint_grid
 
     grid = mamba_checkpoint_grid(self.tree_cache.page_size)
     boundary = req.extend_end // grid * grid
-    position = req.kv.mamba_next_track_idx
-    if boundary <= req.prefix_len:
+    if boundary <= req.prefix_len or not self.tree_cache.checkpoints.take_tracking_slot(req, evict=True):
+        position = req.kv.mamba_next_track_idx
         return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=position, track_seqlen=-1)
     branch = req.mamba_branching_seqlen
     if branch is not None and branch % grid == 0 and req.prefix_len < branch < boundary:
         boundary = branch
-    req.kv.mamba_last_track_idx = position
-    if not get_exec().mamba.enable_mamba_extra_buffer_lazy:
-        req.kv.mamba_next_track_idx = self.req_to_token_pool.get_mamba_ping_pong_other_idx(position)
+    position = req.kv.mamba_last_track_idx = req.kv.mamba_next_track_idx
     req.kv.mamba_last_track_seqlen = boundary
     length = boundary if boundary == req.extend_end else boundary + 1
     return _MambaRadixCacheV2TrackEntry(track_mask=True, track_position=position, track_seqlen=length)

@@ -16,9 +16,9 @@ from sgl_hybrid.memory.budget import Units, minimum_budget, parse_budget, plan_u
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import Layout, layout_for
 
-STATE_SLOTS_PER_REQUEST = 2
-"""State slots that a running request holds: its state and its tracked checkpoint. A third, while it crosses a boundary,
-and the cached checkpoint it starts from are taken only if there is room."""
+STATE_SLOTS_PER_REQUEST = 1
+"""State slots that a running request holds: its own state. A second, for the boundary that a step crosses, is taken if
+there is room and given to the tree with that step's result."""
 
 
 class MemoryPlan(NamedTuple):
@@ -173,7 +173,7 @@ def make_plan(
         raise SettingError(f"--memory-budget: {error}") from error
     if context_tokens is not None:
         # What admission asks for when nothing else runs (`allocators.BlockAllocator.max_new_tokens_for_memory`): the
-        # request's slots, the checkpoint it continues from or has published last, and a page for rounding.
+        # request's slots, the checkpoint it continues from, and a page for rounding.
         need = minimum_budget(
             layout,
             context_tokens=context_tokens + layout.page_tokens + 1,

@@ -2,13 +2,15 @@
 
 What SGLang's component does with slot ids stays; this one keeps the store's life cycle in step with the tree (published
 when a node names it, referenced while a request's lock covers it), allocates nothing while a prefix is looked up, and
-leaves a boundary unpublished rather than fail when no slot can be had.
+leaves a boundary unpublished rather than fail when no slot can be had. A request locks a cached state only until the
+step that reads it has been launched (`release_state`).
 
 Source: SGLang 0.5.23, `sglang/srt/mem_cache/unified_cache/components/mamba.py`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +34,10 @@ class CheckpointComponent(MambaComponent):
         super().__init__(cache, params)
         self.store = process.served().memory.store
         self.node_of: dict[int, Any] = {}
+        self.crossed: dict[str, Any] = {}
+        """Requests by id that go on, in their next decode step, from a boundary that they have just published."""
+        self.kept: list[Any] = []
+        """Requests that hold the slot of such a boundary themselves, because the tree had its state from another."""
 
     def recency(self, node: Any) -> float:
         """When the node's checkpoint was last used or published."""
@@ -96,25 +102,72 @@ class CheckpointComponent(MambaComponent):
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        """As SGLang's, but an unfinished request whose tracking slot cannot be replaced publishes nothing now."""
+        """As SGLang's, but an unfinished request gives its tracking slot away and takes no other in its place."""
         if is_finished or not self.cache.enable_mamba_extra_buffer:
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         boundary = req.kv.mamba_last_track_seqlen
         if boundary is None:
             return 0
-        with self.cache.protection.holding():
-            slot = self.slot_or_none()
-        if slot is None:
-            self.store.counts.skipped += 1
-            return 0
-        insert_params.mamba_value = self.cache.req_to_token_pool.donate_mamba_ping_pong_slot(req, slot)
+        position = req.kv.mamba_last_track_idx
+        insert_params.mamba_value = req.kv.mamba_ping_pong_track_buffer[position].unsqueeze(-1).clone()
+        self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, position, -1)
         return boundary
 
-    def slot_or_none(self) -> torch.Tensor | None:
-        """A state slot, after evicting for it if need be."""
+    def cleanup_after_caching_req(
+        self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
+    ) -> None:
+        """As SGLang's, but a request whose next step reads the slot that the tree did not want keeps it until then."""
+        unwanted = insert_result is None or insert_result.mamba_exist
+        if not is_finished and unwanted and req.rid in self.crossed and insert_params.mamba_value is not None:
+            self.cache.req_to_token_pool.set_mamba_ping_pong_slot(
+                req, req.kv.mamba_last_track_idx, insert_params.mamba_value[0]
+            )
+            insert_params.mamba_value = None
+        super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+
+    def free_tracking_slot(self, req: Any) -> None:
+        """Take the slot back that `req` took last for a boundary, if it has it still."""
+        position = req.kv.mamba_next_track_idx
+        if position is not None and not req.kv.mamba_ping_pong_empty[position]:
+            pool = self.cache.req_to_token_pool
+            pool.mamba_allocator.free(req.kv.mamba_ping_pong_track_buffer[position].unsqueeze(0))
+            pool.set_mamba_ping_pong_slot(req, position, -1)
+
+    def take_tracking_slot(self, req: Any, *, evict: bool) -> bool:
+        """Give `req` a slot for the boundary that its next step crosses.
+
+        The step tracks at a position that was empty, whether or not there is a slot for it: with overlap scheduling the
+        other one may hold the boundary of the step before, whose result is still to come.
+
+        evict: whether cached units may go for it. False without room, which is counted, or if the request publishes
+        nothing; the boundary then stays unpublished.
+        """
+        req.kv.mamba_next_track_idx = req.kv.mamba_ping_pong_empty.index(True)
+        if req.skip_radix_cache_insert:
+            return False
+        with self.cache.protection.holding():
+            slot = self.slot_or_none(evict=evict)
+        if slot is None:
+            self.store.counts.skipped += 1
+            return False
+        self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, req.kv.mamba_next_track_idx, slot[0])
+        return True
+
+    def release_state(self, req: Any) -> None:
+        """Drop the state from what the request locks: it continues from its own slot, so the cached checkpoint may be
+        evicted, while the attention of the prefix stays locked."""
+        lock = req.lock
+        if lock is None or self.component_type in lock.receipt.skipped_lock_components:
+            return
+        others = tuple(kind for kind in self.cache.tree_components if kind != self.component_type)
+        self.cache.dec_lock_ref(lock.node, replace(lock.receipt, skipped_lock_components=others))
+        lock.receipt.skipped_lock_components += (self.component_type,)
+
+    def slot_or_none(self, *, evict: bool) -> torch.Tensor | None:
+        """A state slot; with `evict`, after evicting for it if need be."""
         slots = self.cache.req_to_token_pool.mamba_allocator
         slot = slots.alloc(1)
-        if slot is None:
+        if slot is None and evict:
             self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
             slot = slots.alloc(1)
         return slot

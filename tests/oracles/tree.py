@@ -24,7 +24,10 @@ class Found(NamedTuple):
 
 
 class NaiveTree:
-    """What one cache holds. `block` and `grid` count tokens."""
+    """What one cache holds. `block` and `grid` count tokens.
+
+    `locks` protect the attention of a prefix and the state at its end, `path_locks` the attention only.
+    """
 
     def __init__(self, block: int, grid: int) -> None:
         self.block = block
@@ -33,6 +36,7 @@ class NaiveTree:
         self.states: dict[Prefix, int] = {}
         self.used: dict[Prefix, int] = {}
         self.locks: Counter[Prefix] = Counter()
+        self.path_locks: Counter[Prefix] = Counter()
         self._clock = 0
 
     def path(self, prefix: Prefix) -> list[Prefix]:
@@ -90,7 +94,7 @@ class NaiveTree:
 
     def locked_blocks(self) -> set[Prefix]:
         """Return the blocks that some lock protects: all before its end."""
-        return {block for prefix in +self.locks for block in self.path(prefix)}
+        return {block for prefix in +self.locks + self.path_locks for block in self.path(prefix)}
 
     def locked_states(self) -> set[Prefix]:
         """Return the states at the end of a lock."""
@@ -102,7 +106,7 @@ class NaiveTree:
 
     def clear(self) -> None:
         """Forget everything cached; the recency of what comes later goes on."""
-        assert not +self.locks
+        assert not +self.locks + self.path_locks
         for table in (self.blocks, self.states, self.used):
             table.clear()
 

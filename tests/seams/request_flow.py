@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
-from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.mem_cache.allocation import alloc_for_decode_default, alloc_for_extend
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sgl_hybrid.seams import tracking
 from sgl_hybrid.seams.admission import CheckedPrefillAdder
 from sgl_hybrid.seams.pools import track_for_extend
 from tests.seams.tree_fixture import Cache, codes
@@ -120,8 +120,11 @@ class TinyServer:
         """Give the tree what the last chunk has tracked; the next chunk starts where it ended."""
         checkpoint_kv_cache(running.req, self.cache.tree)
 
-    def decode(self, running: Running, token: int) -> bool:
-        """Sample `token` and run the step that consumes the one before it; False if no page could be had."""
+    def decode(self, running: Running, token: int, *, late_result: bool = False) -> bool:
+        """Sample `token` and run the step that consumes the one before it; False if no page could be had.
+
+        late_result: with overlap scheduling the result of the prefill comes when this step has been launched.
+        """
         req = running.req
         req.output_ids.append(token)
         assert len(req.output_ids) < req.sampling_params.max_new_tokens
@@ -130,19 +133,18 @@ class TinyServer:
         batch = self._batch([req], [req.kv.kv_committed_len])
         alloc_for_decode_default(batch, 1)
         batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-        position, lazy = None, self.cache.requests.enable_mamba_extra_buffer_lazy
         grid = self.cache.memory.layout.checkpoint_interval
-        if req.kv.kv_committed_len % grid == 0:
-            if lazy:
-                ScheduleBatch.mamba_lazy_prealloc_at_boundary(batch, grid)
-            position = req.kv.mamba_next_track_idx
-        self._run_decode(running, position)
-        if position is not None:
+        crosses = req.kv.kv_committed_len % grid == 0
+        if crosses:
+            tracking.take_slots(batch, grid)
+        tracking.release_read_states(None, batch)
+        position = req.kv.mamba_next_track_idx
+        self._run_decode(running, position if crosses and not req.kv.mamba_ping_pong_empty[position] else None)
+        if late_result:
+            self.publish(running)
+        if crosses:
             req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len
-            if lazy:
-                SchedulerBatchResultProcessor.mamba_lazy_post_decode_at_boundary(self, req, batch, position)
-            else:
-                req.kv.mamba_last_track_idx = position
+            tracking.publish_crossed(SimpleNamespace(tree_cache=self.cache.tree), req, batch, position)
         return True
 
     def finish(self, running: Running) -> None:

@@ -25,12 +25,12 @@ from tests.tiny_layouts import PAGE_TOKENS
 
 
 class Flight:
-    """A running request, the prefix that it locks, and the boundary whose state it holds unpublished."""
+    """A running request and the prefix that it locks, with its state while `reads_state`."""
 
     def __init__(self, running: Running, locked: Prefix) -> None:
         self.running = running
         self.locked = locked
-        self.tracked: int | None = None
+        self.reads_state = True
 
     @property
     def length(self) -> int:
@@ -57,8 +57,8 @@ class Flight:
 class ShadowedServer:
     """`TinyServer` and `NaiveTree`, call by call."""
 
-    def __init__(self, plan: MemoryPlan, *, overlap: bool = True) -> None:
-        self.cache = start(plan, overlap=overlap)
+    def __init__(self, plan: MemoryPlan) -> None:
+        self.cache = start(plan)
         self.server = TinyServer(self.cache)
         self.shared = self.cache.memory.shared
         self.naive = NaiveTree(PAGE_TOKENS, plan.layout.checkpoint_interval)
@@ -98,37 +98,35 @@ class ShadowedServer:
         return True
 
     def _publish(self, flight: Flight, begin: int, end: int) -> None:
-        """Publish the boundary that the tokens from `begin` to `end` have tracked, if there is one."""
+        """Publish the boundary that the tokens from `begin` to `end` have tracked, if there was a slot for it."""
         boundary = end // self.naive.grid * self.naive.grid
         branch = flight.running.req.mamba_branching_seqlen
         if branch is not None and begin < branch < boundary:
             boundary = branch
-        skipped = self.cache.memory.store.counts.skipped
+        skips = flight.running.req.kv.mamba_last_track_seqlen is None
         self.server.publish(flight.running)
-        if boundary <= begin or self.cache.memory.store.counts.skipped > skipped:
+        self._relock(flight, flight.locked, state=False)
+        if boundary <= begin or skips:
             self.settle()
             return
-        self.settle(flight, boundary, self.pages_of(flight, boundary))
-        self._unlock(flight.locked)
-        flight.locked = flight.prefix(boundary)
-        self.naive.locks[flight.locked] += 1
-        assert flight.running.req.kv.cache_protected_len == boundary
+        self._settle_published(flight, boundary, state=False)
 
     def decode(self, flight: Flight, token: int) -> bool:
         """Run one decode step; False if the request had to be taken back."""
+        skipped = self.cache.memory.store.counts.skipped
         if not self.server.decode(flight.running, token):
             self.abort(flight)
             return False
-        if flight.length % self.naive.grid == 0:
-            flight.tracked = flight.length
-        self.settle()
+        self._relock(flight, flight.locked, state=False)
+        if flight.length % self.naive.grid or self.cache.memory.store.counts.skipped > skipped:
+            self.settle()
+        else:
+            self._settle_published(flight, flight.length, state=True)
         return True
 
     def finish(self, flight: Flight) -> None:
-        depth = flight.tracked or 0
-        pages = self.pages_of(flight, depth)
         self.server.finish(flight.running)
-        self.settle(flight if depth else None, depth, pages)
+        self.settle()
         self._drop(flight)
 
     def abort(self, flight: Flight) -> None:
@@ -163,7 +161,7 @@ class ShadowedServer:
     def unpin(self, position: int = 0) -> None:
         lock, prefix = self.pins.pop(position)
         self.cache.tree.unlock(lock)
-        self._unlock(prefix)
+        self.naive.locks[prefix] -= 1
 
     def run_short(self, *, pages: int = 0, slots: int = 0) -> None:
         """Evict for missing pages or slots as SGLang asks for it: they are there then, or nothing was left to evict."""
@@ -316,13 +314,24 @@ class ShadowedServer:
 
     def _take_one(self, slots: bool) -> torch.Tensor | None:
         if slots:
-            return self.cache.tree.checkpoints.slot_or_none()
+            return self.cache.tree.checkpoints.slot_or_none(evict=True)
         self.cache.tokens.evict_to_free_tokens(self.cache.tree, PAGE_TOKENS)
         return self.cache.tokens.alloc(PAGE_TOKENS)
 
     def _drop(self, flight: Flight) -> None:
         self.flights.remove(flight)
-        self._unlock(flight.locked)
+        self._lock_of(flight)[flight.locked] -= 1
 
-    def _unlock(self, prefix: Prefix) -> None:
-        self.naive.locks[prefix] -= 1
+    def _settle_published(self, flight: Flight, boundary: int, *, state: bool) -> None:
+        self.settle(flight, boundary, self.pages_of(flight, boundary))
+        self._relock(flight, flight.prefix(boundary), state=state)
+        assert flight.running.req.kv.cache_protected_len == boundary
+
+    def _relock(self, flight: Flight, prefix: Prefix, *, state: bool) -> None:
+        """Move the lock of a request to `prefix`, with its state or without."""
+        self._lock_of(flight)[flight.locked] -= 1
+        flight.locked, flight.reads_state = prefix, state
+        self._lock_of(flight)[prefix] += 1
+
+    def _lock_of(self, flight: Flight) -> Counter[Prefix]:
+        return self.naive.locks if flight.reads_state else self.naive.path_locks

@@ -213,7 +213,7 @@ def test_byte_accounting_names_what_is_wrong(cache: Cache) -> None:
 
 def test_a_prompt_that_can_never_fit_is_told_so(cache: Cache) -> None:
     """Beside the tokens: three checkpoints in a shared pool, a page for rounding, and a token to spare."""
-    pages = 24 - 1 - 3 * {"s0": 1, "s1": 3, "s2": 3, "d0": 0}[cache.memory.layout.organization]
+    pages = 24 - 1 - 2 * {"s0": 1, "s1": 3, "s2": 3, "d0": 0}[cache.memory.layout.organization]
     room = pages * PAGE_TOKENS - 1
     options = {"token_capacity": 0, "sliding_window_size": None, "chunk_size": None}
     assert cache.tokens.max_new_tokens_for_memory(room, 5, **options) is None

@@ -50,12 +50,9 @@ class TreeMachine(RuleBasedStateMachine):
         grid_blocks=st.integers(1, 2),
         checkpoints=st.integers(3, 12),
         spare=st.integers(6, 20),
-        overlap=st.booleans(),
         migrate=st.booleans(),
     )
-    def start(
-        self, org: str, checkpoints: int, spare: int, *, overlap: bool = True, migrate: bool = False, **shape: int
-    ) -> None:
+    def start(self, org: str, checkpoints: int, spare: int, *, migrate: bool = False, **shape: int) -> None:
         plan = tiny_plan(
             org,
             pages=spare if org == "d0" else spare + checkpoints * (shape["members"] * shape["groups"] + 1),
@@ -63,7 +60,7 @@ class TreeMachine(RuleBasedStateMachine):
             slab_reclaim="migrate" if migrate and org == "s2" else None,
             **shape,
         )
-        self.server = ShadowedServer(plan, overlap=overlap)
+        self.server = ShadowedServer(plan)
         self.asked: list[Prefix] = []
 
     @rule(

@@ -78,20 +78,16 @@ def tiny_plan(
     return MemoryPlan(MemorySettings(memory_org=org, slab_reclaim=slab_reclaim), geometry, layout, units)
 
 
-def start(plan: MemoryPlan, *, overlap: bool = True) -> Cache:
-    """Build everything for a plan and serve it in this process. Needs `published_arguments`.
-
-    overlap: with SGLang's overlap scheduling a request takes its second tracking slot at a boundary only; without, it
-    has one.
-    """
+def start(plan: MemoryPlan) -> Cache:
+    """Build everything for a plan and serve it in this process. Needs `published_arguments`."""
     layout = plan.layout
     msgspec.Struct.__setattr__(get_server_args(), "_mamba_cache_chunk_size", layout.checkpoint_interval)
-    get_exec().mamba._set("enable_mamba_extra_buffer_lazy", overlap)
+    get_exec().mamba._set("enable_mamba_extra_buffer_lazy", True)
     memory = StateMemory(
         plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
     )
     process.start(plan, memory)
-    requests = pools.build_request_pool(_request_pool, layout, overlap=overlap)
+    requests = pools.build_request_pool(_request_pool, layout)
     tokens = BlockAllocator(memory, dtype=torch.bfloat16, device="cpu", kvcache=None)
     params = CacheInitParams(
         disable=False,
@@ -99,7 +95,7 @@ def start(plan: MemoryPlan, *, overlap: bool = True) -> Cache:
         token_to_kv_pool_allocator=tokens,
         page_size=layout.page_tokens,
         enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=overlap,
+        enable_mamba_extra_buffer_lazy=True,
     )
     tree = factory.build(_build_context(params))
     return Cache(memory, tokens, requests.mamba_allocator, requests, tree, Contents(memory))
@@ -164,7 +160,7 @@ class Contents:
         return pool.member_table[slots].long(), pool.conv_line[slots].long()
 
 
-def _request_pool(layout: Layout, *, overlap: bool) -> HybridReqToTokenPool:
+def _request_pool(layout: Layout) -> HybridReqToTokenPool:
     geometry = layout.geometry
     shape = Mamba2StateShape(
         conv=[(geometry.conv_channels, geometry.d_conv - 1)],
@@ -189,8 +185,8 @@ def _request_pool(layout: Layout, *, overlap: bool) -> HybridReqToTokenPool:
         cache_params=Mamba2CacheParams(shape=shape, layers=layers, dtype=dtype),
         mamba_layer_ids=layers,
         enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=overlap,
-        enable_overlap_schedule=overlap,
+        enable_mamba_extra_buffer_lazy=True,
+        enable_overlap_schedule=True,
     )
 
 
