@@ -186,7 +186,8 @@ def report(
         typer.echo(f"{case.case}: {case.verdict.sentence}")
     for goal in found.goals:
         met = "met" if goal.met else f"missed ({goal.limits or 'no counters'})"
-        typer.echo(f"goal {goal.arm} over {goal.other} at {goal.where}: {goal.effect_pct:+.1f} %, {met}")
+        shares = ", as shares of their ceilings," if goal.of_ceiling else ""
+        typer.echo(f"goal {goal.arm} over {goal.other}{shares} at {goal.where}: {goal.effect_pct:+.1f} %, {met}")
     typer.echo(f"report: {paths[0]}")
 
 

@@ -14,8 +14,7 @@ from bench.metrics.qualified import Qualified, qualified
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.records import RequestRecord
 from bench.stats.adoption import rerun_sensitivity
-from bench.stats.contrasts import OWN_PAIRS, arm_title, labels
-from bench.stats.rows import Row, analyse
+from bench.stats.contrasts import OWN_PAIRS, arm_title, find, labels
 
 VIEWS = ("output_tokens_per_s", "central_output_tokens_per_s", "poller_output_tokens_per_s")
 """Full run, central arrivals, full poller. Source: appendix B.4."""
@@ -83,17 +82,13 @@ def sensitivity(outcomes: Sequence[CellOutcome], records: Records) -> Sensitivit
 
 
 def _views(outcomes: Sequence[CellOutcome]) -> list[ViewLine]:
-    tables = [{_key(row): row for row in analyse(outcomes, metric) if row.kind == "arms"} for metric in VIEWS]
+    views = [[contrast for contrast in find(outcomes, metric) if contrast.kind == "arms"] for metric in VIEWS]
     lines = []
-    for key, row in tables[0].items():
-        others = [table[key].effect if key in table else None for table in tables]
-        if any(effect is not None for effect in others[1:]):
-            lines.append(ViewLine(case=row.case, name=row.name, where=row.where, effects=others))
+    for same in zip(*views, strict=True):  # what is found depends on the cells, not on the metric
+        effects = [_mean(contrast.effects.shown) for contrast in same]
+        if any(effect is not None for effect in effects[1:]):
+            lines.append(ViewLine(case=same[0].case, name=same[0].name, where=same[0].where, effects=effects))
     return lines
-
-
-def _key(row: Row) -> tuple[str, str, Condition]:
-    return row.case, row.name, row.at
 
 
 def _qualified(outcomes: Sequence[CellOutcome], records: Records) -> list[QualifiedLine]:

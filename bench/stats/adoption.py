@@ -20,6 +20,8 @@ def rerun_sensitivity(
     B leaves the seed of such an attempt out of the contrasts it is part of and of no others.
     """
     kept = adopted(outcomes)
+    if all(outcome.attempt == 1 or outcome.status != "ok" for outcome in kept):
+        return {}
     with_reruns = _by_family(analyse(kept, metric))
     without_reruns = _by_family(analyse([outcome for outcome in kept if outcome.attempt == 1], metric))
     found = {}

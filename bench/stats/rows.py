@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from bench.arms import ceiling_of
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.stats.contrasts import Contrast, Kind, cells_of, find, labels, measured
 from bench.stats.decisions import Decision, holm, sign_flip
@@ -124,7 +125,7 @@ def shares_of_ceiling(outcomes: Iterable[CellOutcome], metric: str = "output_tok
         names = labels(list(cells))
         for condition, arms in cells.items():
             for arm, seeds in arms.items():
-                ceiling = "vllm-ceiling" if arm.startswith("vllm") else "ceiling"
+                ceiling = ceiling_of(arm)
                 ours, limit = measured(seeds), measured(arms.get(ceiling, {}))
                 common = ours.keys() & limit.keys()
                 if arm != ceiling and common:

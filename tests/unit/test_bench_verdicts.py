@@ -269,6 +269,16 @@ def test_goals_name_the_best_arm_and_what_the_counters_show() -> None:
     assert reached([]) == []
 
 
+def test_another_engine_is_met_in_tokens_and_as_a_share_of_its_own_ceiling() -> None:
+    arms = {"s2": [90.0], "ceiling": [100.0], "vllm": [100.0], "vllm-ceiling": [200.0]}
+    goals = (Goal("best", "vllm", 0.0), Goal("best", "vllm", 0.0, of_ceiling=True))
+    tokens, shares = reached(cells("q1", arms), goals)
+    assert (tokens.effect_pct, tokens.met, tokens.of_ceiling) == (pytest.approx(-10.0), False, False)
+    assert (shares.effect_pct, shares.met, shares.of_ceiling) == (pytest.approx(80.0), True, True)  # 0.9 over 0.5
+    del arms["vllm-ceiling"]
+    assert [goal.of_ceiling for goal in reached(cells("q1", arms), goals)] == [False]
+
+
 def rerun(outcomes: Sequence[CellOutcome], arm: str, seed: int) -> list[CellOutcome]:
     """The same outcomes with one cell that failed first and came from its second attempt."""
     kept = []
