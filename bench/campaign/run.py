@@ -123,7 +123,7 @@ class Campaign:
         shown = set()
         for cell in self._cells:
             plan = self._plans[cell.key]
-            if (cell.budget, cell.arm) not in shown:
+            if (cell.budget, cell.arm) not in shown and not arm_of(cell.arm).tuned:
                 shown.add((cell.budget, cell.arm))
                 say(f"  {cell.budget:>6} {cell.arm:<14} {escape(plan.describe())}", highlight=False)
         for row in self._folder.rows:
@@ -142,8 +142,9 @@ class Campaign:
                 self._console.print(f"looking for the best share of recurrent memory for {like.arm} at {like.budget}")
                 found = calibrate(like, self._measure_share)
             write_calibration(self._folder.path, found)
-            self._console.print(found.describe(), highlight=False)
             self._tuned[like.budget] = found
+            self._console.print(found.describe(), highlight=False)
+            self._console.print(f"  {self._plan(like, found.share).describe()}", highlight=False)
 
     def _measure_share(self, cell: Cell, share: float) -> CellOutcome:
         folder = self._folder.path / "calibration" / f"{cell.key}_share{share:.2f}"
