@@ -173,6 +173,7 @@ class FakeServer:
                 "completion_tokens": step + 1,
                 "cached_tokens": cached,
                 "num_retractions": 1 if index == 0 else 0,
+                "queue_time": 0.25 + index / 1000,  # seconds, as with --enable-metrics
                 "finish_reason": finish,
             }
             return {"text": "x", "output_ids": outputs[step if self.incremental else 0 : step + 1], "meta_info": meta}

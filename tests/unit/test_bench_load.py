@@ -76,6 +76,7 @@ def test_native_requests_and_records(tmp_path: Path, incremental: bool) -> None:
         assert record.planned_ns <= sent_ns < times[0]
         assert times == sorted(times)
         assert (record.first_token_ns, record.last_token_ns) == (times[0], times[-1])
+        assert record.queue_ns == 250_000_000 + 1_000_000 * record.index
     assert result.summary.num_preemptions == 1
     hits = [record.cached_tokens for record in records]
     assert sorted(set(hits)) == [0, 64]
@@ -90,6 +91,7 @@ def test_openai_requests_and_records(tmp_path: Path) -> None:
     assert [len(record.output_ids or []) for record in records] == [record.target_tokens for record in records]
     assert result.summary.cached_tokens == 64 * 8
     assert result.summary.num_preemptions is None  # not zero: this endpoint does not say
+    assert result.summary.queue_ms is None
     body = server.bodies[0]
     assert body["model"] == "fake-nano"
     assert body["stream_options"] == {"include_usage": True}

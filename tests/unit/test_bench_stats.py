@@ -204,5 +204,33 @@ def test_containment_needs_the_whole_interval_inside() -> None:
     assert not containment([-0.05, 0.05, 0.0]).contained
 
 
+THROUGHPUTS = st.dictionaries(st.integers(0, 40), st.floats(1.0, 1e4), min_size=2, max_size=6)
+
+
+@given(THROUGHPUTS, THROUGHPUTS, st.floats(0.1, 10.0))
+def test_swapping_the_sides_turns_the_effect_and_keeps_the_test(
+    ours: dict[int, float], theirs: dict[int, float], factor: float
+) -> None:
+    forth, back = relative(ours, theirs), relative(theirs, ours)
+    assert forth.seeds == back.seeds
+    assert forth.logs == pytest.approx([-log for log in back.logs], abs=1e-12)
+    scaled = relative({seed: factor * value for seed, value in ours.items()}, theirs)
+    assert scaled.logs == pytest.approx([log + math.log(factor) for log in forth.logs], abs=1e-9)
+    if forth.seeds:
+        assert sign_flip(forth.logs) == sign_flip(back.logs)
+    if len(forth.seeds) > 1:
+        here, there = paired_t(forth.logs), paired_t(back.logs)
+        assert (here.low, here.high) == pytest.approx((-there.high, -there.low), abs=1e-9)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(0.0, 1.0), min_size=1, max_size=12))
+def test_holm_never_lowers_a_p_and_keeps_their_order(p_values: dict[str, float]) -> None:
+    decisions = sorted(holm(p_values).values(), key=lambda decision: decision.p)
+    assert all(decision.p <= decision.adjusted_p <= 1.0 for decision in decisions)
+    assert all(decision.adjusted_p <= min(1.0, len(p_values) * decision.p) + 1e-12 for decision in decisions[:1])
+    adjusted = [decision.adjusted_p for decision in decisions]
+    assert adjusted == sorted(adjusted)
+
+
 def test_effects_keep_their_order_when_printed() -> None:
     assert Effects(seeds=(2, 1), shown=(1.0, 2.0), logs=(0.1, 0.2)).without(2).shown == (2.0,)

@@ -30,6 +30,7 @@ def record(index: int, **changes: Any) -> RequestRecord:
         "done_ns": 211 * MS,
         "cached_tokens": 64,
         "num_retractions": 0,
+        "queue_ns": 30 * MS,
         "finish_reason": "length",
     }
     return RequestRecord(**{**values, **changes})
@@ -43,6 +44,7 @@ def test_one_request_by_hand() -> None:
     assert summary.tpot_ms == Spread(25.0, 25.0)  # 100 ms over 4 gaps
     assert summary.e2e_ms == Spread(200.0, 200.0)
     assert summary.start_lag_ms == Spread(10.0, 10.0)
+    assert summary.queue_ms == Spread(30.0, 30.0)
 
 
 def test_the_span_starts_with_the_first_request_sent_and_ends_with_the_last_success() -> None:
@@ -111,6 +113,7 @@ def test_the_table_shows_the_numbers() -> None:
         "128 (64.0 %)",
         "100.0 / 100.0 ms",
         "25.0 / 25.0 ms",
+        "30.0 / 30.0 ms",
         "preemptions",
         "3",
     ):
