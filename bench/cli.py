@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench import suite_commands
+from bench.micro import commands as micro_commands
 from bench.server import ServerError
 from bench.verify.command import d3, verify
 from sgl_hybrid.errors import SettingError
@@ -204,6 +205,7 @@ def demo(
 
 
 suite_commands.add_to(app)
+micro_commands.add_to(app)
 app.command()(verify)
 app.command()(d3)
 

@@ -216,6 +216,18 @@ MODELS: dict[str, NanoModel] = {
 }
 
 
+def model_folder(model: str, dtype: str) -> Path:
+    """Return the folder of a model; a nano model is made in `models/` if it is missing. Raises: SettingError."""
+    if model in MODELS:
+        folder = Path("models") / f"{model}-{dtype}"
+        write_model(model, folder, dtype=dtype)
+        return folder
+    if not (Path(model) / "config.json").is_file():
+        names = ", ".join(MODELS)
+        raise SettingError(f"--model: expected {names} or a folder with config.json, got {model!r}")
+    return Path(model)
+
+
 def write_model(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32") -> int:
     """Write the model `name` into `folder` (created if missing) and return the size of its weights in bytes.
 

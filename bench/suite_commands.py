@@ -90,6 +90,7 @@ def run_case(
     from bench.campaign.run import Campaign
     from bench.cases import Changes, case_of
     from bench.metrics.latency import Limits
+    from bench.nano import model_folder
 
     chosen = case_of(case)
     changes = Changes(
@@ -101,7 +102,7 @@ def run_case(
         shared_fractions=_fractions(q),
         quick=quick,
     )
-    serving = Serving(model=_model_folder(model, dtype), dtype=dtype)
+    serving = Serving(model=model_folder(model, dtype), dtype=dtype)
     given = [ttft_ms, tpot_ms, e2e_ms]
     conditions = Conditions(
         serving=serving,
@@ -224,17 +225,3 @@ def _fractions(text: str | None) -> tuple[float, ...] | None:
         return None if text is None else tuple(float(word) for word in text.split(","))
     except ValueError:
         raise SettingError(f"--q: expected numbers of 0 to 1 with commas between them, got {text!r}") from None
-
-
-def _model_folder(model: str, dtype: str) -> Path:
-    """Return the folder of a model; a nano model is made in `models/` if it is missing. Raises: SettingError."""
-    from bench.nano import MODELS, write_model
-
-    if model in MODELS:
-        folder = Path("models") / f"{model}-{dtype}"
-        write_model(model, folder, dtype=dtype)
-        return folder
-    if not (Path(model) / "config.json").is_file():
-        names = ", ".join(MODELS)
-        raise SettingError(f"--model: expected {names} or a folder with config.json, got {model!r}")
-    return Path(model)

@@ -30,6 +30,7 @@ def register() -> None:
             install.cpu_operators()
         if settings is not None:
             install.memory(settings)
+        install.step_times()
     except SettingError as error:
         print(f"sgl_hybrid: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error

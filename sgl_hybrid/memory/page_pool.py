@@ -140,6 +140,11 @@ class PagePool:
         first = self.layout.geometry.recurrent_layers[group * self.layout.recurrent_planes]
         return self._conv_planes(self.layout.recurrent_slot(first).conv_offset_bytes)
 
+    def table_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return rows of both tables side by side: `[*slots.shape, groups * members + conv_columns] int64`, members
+        first. slots: int64 ids of any shape. One gather; copies."""
+        return self._tables[slots].to(torch.int64)
+
     def update_tables(self, store: CheckpointStore) -> int:
         """Write the rows of the store that changed since the last call; return how many.
 

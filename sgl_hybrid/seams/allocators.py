@@ -100,14 +100,16 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        """One id per request: the next of its block, or the first of a new one; None if short."""
-        opens = (seq_lens_cpu.numpy() - 1) % self.page_size == 0
-        pages = self._take(int(opens.sum()))
-        if pages is None:
-            return None
-        ids = last_loc.cpu().numpy() + 1
-        ids[opens] = np.array(pages, dtype=np.int64) * self.pitch
-        return self._tensor(ids)
+        """One id per request: the next of its block, or the first of a new one; None if short. Waits for nothing on the
+        device."""
+        (opens,) = np.nonzero((seq_lens_cpu.numpy() - 1) % self.page_size == 0)
+        ids = last_loc.to(torch.int64) + 1
+        if len(opens):
+            pages = self._take(len(opens))
+            if pages is None:
+                return None
+            ids[self._tensor(opens)] = self._tensor(np.array(pages) * self.pitch)
+        return ids
 
     def free(self, free_index: torch.Tensor) -> None:
         """Return the pages that hold these ids; a page is returned whole."""

@@ -43,6 +43,14 @@ def cpu_operators() -> None:
         unified_cpu.install_pool()
 
 
+def step_times() -> None:
+    """Time decode steps, where `SGLANG_HYBRID_STEP_TIMES` asks for it."""
+    from sgl_hybrid.seams import hooks, step_times
+
+    if os.environ.get(step_times.VARIABLE):
+        hooks.apply(step_times.SEAMS)
+
+
 def memory(wanted: MemorySettings) -> None:
     """Install every seam of the memory organizations in this process. Called again with other settings (environment
     forms first, then the command line), the later ones count; the seams read them when the pools are sized.

@@ -65,6 +65,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.source = self.req_to_token_pool.mamba_pool.source
         self.prefill_plan: PrefillPlan | None = None
         self.decode_plan: DecodePlan | None = None
+        self.layers: dict[int, Layer] = {}
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
@@ -80,8 +81,11 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         return (None,) * 9
 
     def _rows(self, slots: torch.Tensor) -> Rows:
-        pool = self.memory.pool
-        return Rows(pool.member_table[slots].to(torch.int64), pool.conv_line[slots].to(torch.int64))
+        return self._split_rows(self.memory.pool.table_rows(slots))
+
+    def _split_rows(self, rows: torch.Tensor) -> Rows:
+        width = self.layout.member_pages
+        return Rows(rows[:, :width], rows[:, width:])
 
     def _plan_prefill(self, forward_batch: Any, num_prefills: int) -> PrefillPlan:
         starts = [int(start) for start in forward_batch.extend_prefix_lens_cpu[:num_prefills]]
@@ -115,7 +119,8 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
             written = torch.where(mask, kept, slots)
             self.source[written] = written
         self.source[slots] = written
-        return DecodePlan(self._rows(read), self._rows(written))
+        both = self.memory.pool.table_rows(torch.stack((read, written)))
+        return DecodePlan(self._split_rows(both[0]), self._split_rows(both[1]))
 
     def forward(
         self,
@@ -137,7 +142,9 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         out = torch.empty((projected.shape[0], inner), dtype=hidden_states.dtype, device=hidden_states.device)
         num_prefill, num_decode = metadata.num_prefill_tokens, metadata.num_decodes
         out[num_prefill + num_decode :].zero_()
-        layer = Layer(self, mixer, layer_id)
+        layer = self.layers.get(layer_id)
+        if layer is None:
+            layer = self.layers[layer_id] = Layer(self, mixer, layer_id)
         if self.prefill_plan is not None:
             layer.prefill(self.prefill_plan, mixed[:num_prefill], dt[:num_prefill], out[:num_prefill])
         if self.decode_plan is not None:

@@ -21,8 +21,8 @@ from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.policy_report import policy_report
 
-IDLE_INTERVAL_S = 1.0
-"""Seconds between two exports of an idle server."""
+EXPORT_INTERVAL_S = 1.0
+"""Least time between two exports: SGLang reports decode statistics in every step, and an idle server in a loop."""
 
 
 def add_internal_state(result: Any, self: Any, recv_req: Any) -> Any:
@@ -126,7 +126,7 @@ class Exporter:
             for metric in metrics.METRICS
         }
         self._last: dict[tuple[metrics.Metric, tuple[str, ...]], float] = {}
-        self.exported_at_s = -IDLE_INTERVAL_S
+        self.exported_at_s = -EXPORT_INTERVAL_S
 
     def export(self, samples: Iterable[metrics.Sample]) -> None:
         """Set every gauge and bring every counter up to its sample."""
@@ -149,17 +149,10 @@ def exporter() -> Exporter:
 
 
 def publish(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """After `SchedulerMetricsReporter` reports prefill or decode statistics: set the metrics, on the rank that has
-    SGLang's own."""
-    if self.current_scheduler_metrics_enabled:
+    """After `SchedulerMetricsReporter` reports: set the metrics on the rank that has SGLang's own, at most once in
+    `EXPORT_INTERVAL_S`."""
+    if self.current_scheduler_metrics_enabled and time.monotonic() - exporter().exported_at_s >= EXPORT_INTERVAL_S:
         exporter().export(metrics.samples(report(self.scheduler)))
-
-
-def publish_at_idle(result: None, self: Any) -> None:
-    """After `SchedulerMetricsReporter._maybe_log_idle_metrics`, which an idle scheduler calls again and again: set the
-    metrics once a second."""
-    if self.current_scheduler_metrics_enabled and time.monotonic() - exporter().exported_at_s >= IDLE_INTERVAL_S:
-        publish(result, self)
 
 
 _REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
@@ -174,7 +167,6 @@ SEAMS: tuple[Seam, ...] = (
     ),
     *(
         Seam(f"{_REPORTER}.{name}", "after", publish, (), "the organization and its counters are Prometheus metrics")
-        for name in ("report_prefill_stats", "report_decode_stats")
+        for name in ("report_prefill_stats", "report_decode_stats", "_maybe_log_idle_metrics")
     ),
-    Seam(f"{_REPORTER}._maybe_log_idle_metrics", "after", publish_at_idle, (), "metrics of an idle server are current"),
 )
