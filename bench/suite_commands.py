@@ -146,9 +146,10 @@ def pace_command(
 
     from bench.arm_plan import Serving
     from bench.campaign.cell import real_launcher
+    from bench.nano import model_folder
     from bench.pace import measure_pace, pace_table
 
-    serving = Serving(model=_model_folder(model, dtype), dtype=dtype)
+    serving = Serving(model=model_folder(model, dtype), dtype=dtype)
     folder = out or Path("run") / time.strftime("pace-%Y%m%d-%H%M%S")
     command = ("python", "-m", "bench", *context.find_root().obj)
     console = Console(stderr=as_json)

@@ -8,22 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from radix.eviction import Kind
 from sgl_hybrid import metrics
-from sgl_hybrid.config import FLAGS, ORGANIZATION_NAMES, MemorySettings
+from sgl_hybrid.config import FLAGS, ORGANIZATION_NAMES
 from sgl_hybrid.memory.dual_pool import PoolCounts
-from sgl_hybrid.memory.state_memory import StateMemory
-from sgl_hybrid.seams import process, status
+from sgl_hybrid.seams import process
 from sgl_hybrid.seams.compat import SGLANG_VERSION
 from sgl_hybrid.seams.hooks import Seam
-from sgl_hybrid.seams.sizing import make_plan
-from tests.tiny_layouts import PAGE_TOKENS, tiny_geometry
+from tests.tiny_server import server_report
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -202,20 +198,6 @@ def test_every_metric_says_what_it_counts_and_what_not() -> None:
 def test_every_kind_of_check_is_explained() -> None:
     rows = table(DOCS / "counters.md", "kind", "when")
     assert [kind for kind, _ in rows] == [f"`{name}`" for name in PoolCounts.__struct_fields__]
-
-
-def server_report(organization: str) -> dict[str, Any]:
-    """What an idle server of a tiny model reports."""
-    settings = MemorySettings(
-        memory_org=organization, memory_budget="1MiB", page_tokens=PAGE_TOKENS, checkpoint_interval=PAGE_TOKENS
-    )
-    plan = make_plan(settings, tiny_geometry(), context_tokens=None)
-    memory = StateMemory(
-        plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
-    )
-    process.start(plan, memory)
-    tree = SimpleNamespace(full_evictable_size=lambda: 0)
-    return status.report(SimpleNamespace(tree_cache=tree, max_running_requests=1))
 
 
 def names_of(report: Mapping[str, Any]) -> set[str]:

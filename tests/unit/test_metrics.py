@@ -9,13 +9,11 @@ from prometheus_client import REGISTRY
 
 from sgl_hybrid import metrics
 from sgl_hybrid.memory.activity import Activity
+from sgl_hybrid.seams import process
 from sgl_hybrid.seams.status import Exporter
+from tests.tiny_server import server_report
 
-REPORT: dict[str, Any] = {
-    "organization": "s2",
-    "page_tokens": 512,
-    "checkpoint_interval": 512,
-    "units": {"pages": 193, "attention_pages": 0},
+NUMBERS: dict[str, Any] = {
     "pools": {"shared": {"total": 193, "free": 100, "cached": 60, "held": 33}},
     "pages": {"shared": {"attention": 40, "member": 48, "conv": 0, "slab": 5, "free": 100}},
     "checkpoints": {"most": 63, "active": 2, "referenced": 1, "cached": 13, "allocated": 20, "published": 18},
@@ -29,35 +27,43 @@ REPORT: dict[str, Any] = {
     },
     "requests": {"deferred": 7, "retracted": 6, "aborted": 0},
     "copied_bytes": {"prefill_gather": 10, "prefill_scatter": 20, "slab_migration": 30},
-    "slabs": {
-        "slabs": 5,
-        "free_slots": 64,
-        "cached_slots": 13,
-        "pinned_slots": 3,
-        "opened": 6,
-        "popped": 1,
-        "occupancy": [0, 2, 3],
-    },
     "counters": {"checks": {"attention": {"granted": 11}, "recurrent": {"granted": 12}}},
 }
+SLABS: dict[str, Any] = {
+    "slabs": 5,
+    "free_slots": 64,
+    "cached_slots": 13,
+    "pinned_slots": 3,
+    "opened": 6,
+    "popped": 1,
+    "occupancy": [0, 2, 3],
+}
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A report of S2 with numbers that are told apart; other fields are those of an idle server."""
+    monkeypatch.setattr(process, "_served", None)
+    return server_report("s2") | NUMBERS | {"slabs": SLABS}
 
 
 def values(report: dict[str, Any]) -> dict[tuple[str, ...], float]:
     return {(sample.metric.name, *sample.labels): sample.value for sample in metrics.samples(report)}
 
 
-def test_every_sample_has_the_labels_of_its_metric() -> None:
-    samples = list(metrics.samples(REPORT))
+def test_every_sample_has_the_labels_of_its_metric(report: dict[str, Any]) -> None:
+    samples = list(metrics.samples(report))
     assert all(len(sample.labels) == len(sample.metric.labels) for sample in samples)
     assert len({(sample.metric, sample.labels) for sample in samples}) == len(samples)
     missing = set(metrics.METRICS) - {sample.metric for sample in samples}
     assert missing == {metrics.STRANDED_FRACTION}, "a shared pool strands nothing"
 
 
-def test_samples_are_the_numbers_of_the_report() -> None:
-    found = values(REPORT)
+def test_samples_are_the_numbers_of_the_report(report: dict[str, Any]) -> None:
+    found = values(report)
+    units = str(report["page_tokens"]), str(report["checkpoint_interval"]), str(report["units"]["pages"])
     expected: dict[tuple[str, ...], float] = {
-        ("memory_organization_info", "s2", "512", "512", "193", "63"): 1,
+        ("memory_organization_info", "s2", *units, "63"): 1,
         ("pool_units", "shared", "held"): 33,
         ("pages", "shared", "slab"): 5,
         ("checkpoints", "referenced"): 1,
@@ -79,11 +85,10 @@ def test_samples_are_the_numbers_of_the_report() -> None:
     assert ("sgl_hybrid:pool_units", "shared", "total") not in found
 
 
-def test_the_dual_pools_have_their_fraction_and_no_slabs() -> None:
-    report = {name: value for name, value in REPORT.items() if name != "slabs"}
-    report["counters"] = {"steps": 4, "stranded_byte_fraction": 0.25, "checks": {}}
-    found = values(report)
-    assert found["sgl_hybrid:stranded_byte_fraction",] == 0.25
+def test_the_dual_pools_have_their_fraction_and_no_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_served", None)
+    found = values(server_report("d0"))
+    assert found["sgl_hybrid:stranded_byte_fraction",] == 0
     assert not any(name.startswith("sgl_hybrid:slab") for name, *_ in found)
 
 
