@@ -122,6 +122,7 @@ def server_command(arm: Arm, plan: ArmPlan, serving: Serving, cap: int, port: in
         *("--device", "cpu", "--dtype", serving.dtype, *half, "--attention-backend", "torch_native"),
         *("--max-running-requests", str(cap), "--context-length", str(serving.context_tokens)),
         *("--sleep-on-idle", "--enable-metrics", "--enable-cache-report", "--incremental-streaming-output"),
+        *("--uvicorn-access-log-exclude-prefixes", "/v1/loads", "/metrics", "/server_info"),  # what is polled
     ]
     return sglang_command(serving.model, port, [*common, *plan.flags])
 

@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Any, Self
 
 _HOST = "127.0.0.1"
+POLL_S = 0.5
+"""Seconds between two looks at a server that is coming up."""
 _PR_SET_PDEATHSIG = 1  # prctl: signal for this process when its parent dies
 
 
@@ -88,7 +90,7 @@ class ServerProcess:
         self.stop()
 
     def wait_ready(self, timeout_s: float, on_wait: Callable[[float], None] = lambda elapsed_s: None) -> float:
-        """Wait until `/health` answers and return the seconds it took. `on_wait` is called about twice a second.
+        """Wait until `/health` answers and return the seconds it took. `on_wait` is called every `POLL_S`.
 
         Raises: ServerError if the server ends first or is not ready within `timeout_s`.
         """
@@ -101,7 +103,7 @@ class ServerProcess:
             if elapsed_s > timeout_s:
                 raise ServerError(f"expected the server to be ready within {timeout_s:.0f} s{self._last_lines()}")
             on_wait(elapsed_s)
-            time.sleep(0.5)
+            time.sleep(POLL_S)
 
     def check_alive(self) -> None:
         """Raise ServerError if the process has ended."""

@@ -21,10 +21,16 @@ from bench.campaign.gauges import read_samples
 from bench.campaign.manifest import CampaignManifest
 from bench.campaign.run import CampaignResult
 from bench.cases import Changes, case_of, cells_of
+from bench.cli import main
 from bench.outcome import adopted
 from bench.records import read_records
 from sgl_hybrid.errors import SettingError
 from tests.unit.campaigns import REQUESTS, StandIn, campaign, write_shapes
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins_come_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.server.POLL_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -233,4 +239,29 @@ def test_every_condition_of_a_cell_is_in_its_outcome() -> None:
 def test_a_data_set_that_cannot_be_read_is_said_before_a_folder_is_made(model: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"missing\.json"):
         campaign(model, tmp_path / "new", StandIn(), dataset=tmp_path / "missing.json")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["q11"], "expected a case out of q1, "),
+        (["q1", "--arms", "s2,s9"], "expected an arm out of s0, "),
+        (["q1", "--seeds", "0"], "--seeds: expected at least 1 seed, got 0"),
+        (["q1", "--q", "half"], "--q: expected numbers of 0 to 1 with commas between them, got 'half'"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["run", *arguments, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_too_small_for_an_arm_is_said_before_a_folder_is_made(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="expected a budget that holds one request in arm stock, got b5 "):
+        campaign(model, tmp_path / "new", StandIn(), arms="stock", budget="b5")
     assert not (tmp_path / "new").exists()
