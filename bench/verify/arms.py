@@ -7,27 +7,25 @@ from pathlib import Path
 
 import msgspec
 
-from bench.nano import write_model
+from bench.nano import DTYPES, write_model
 from bench.server import ServerProcess, cpu_environment, free_port, sglang_command
 from sgl_hybrid.errors import SettingError
 
 OURS = ("--model-path", "--model", "--host", "--port", "--device", "--dtype")
 """Flags that verify sets itself."""
 
-_STOCK = "--page-size 16 --max-total-tokens 16384 --max-mamba-cache-size 60"
-
 SMALL: dict[str, dict[str, str]] = {
-    "s0": {"float32": "--memory-budget b24"},
-    "s1": {"float32": "--memory-budget b12"},
-    "s2": {"float32": "--memory-budget b12"},
+    "s0": {"float32": "--memory-budget 18MiB", "bfloat16": "--memory-budget 18MiB"},
+    "s1": {"float32": "--memory-budget 10MiB", "bfloat16": "--memory-budget 6MiB"},
+    "s2": {"float32": "--memory-budget 10MiB", "bfloat16": "--memory-budget 6MiB"},
     "d0": {
         "float32": "--memory-budget 34MiB --d0-attention-fraction 0.15",
         "bfloat16": "--memory-budget 17MiB --d0-attention-fraction 0.15",
     },
-    "stock": {"float32": _STOCK},
+    "stock": dict.fromkeys(DTYPES, "--page-size 16 --max-total-tokens 16384 --max-mamba-cache-size 60"),
 }
-"""Memory for an arm that names none, by organization and dtype (float32's where there is no other): room for one long
-prompt, too little for ten, so that states are evicted and requests retracted within seconds. For falcon-h1-nano."""
+"""Memory for an arm that names none, by organization and dtype of the model: room for one request of a nano model's
+8,192 tokens, too little for ten, so that states are evicted and requests retracted within seconds."""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +46,9 @@ def make_arm(given: str, dtype: str) -> Arm:
         if _value(arguments, flag) is not None:
             raise SettingError(f"expected flags that verify does not set itself in --serve, got {flag}")
     name = _value(arguments, "--memory-org") or "stock"
-    small = SMALL.get(name, {})
     sized = ("--memory-budget", "--max-total-tokens", "--max-mamba-cache-size")
     if not any(_value(arguments, flag) is not None for flag in sized):
-        arguments += small.get(dtype, small.get("float32", "")).split()
+        arguments += SMALL.get(name, {}).get(dtype, "").split()
     if _value(arguments, "--schedule-conservativeness") is None:
         arguments += ["--schedule-conservativeness", "0.01"]
     return Arm(name=name, arguments=arguments)

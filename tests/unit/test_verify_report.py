@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from bench.nano import CONTEXT_TOKENS, DTYPES, MODELS
 from bench.verify.arms import make_arm
 from bench.verify.compare import Verdict
 from bench.verify.records import REFERENCE, ArmResult, Finding, VerifyResult, summarize_path
 from bench.verify.report import EXIT_CODES, arm_table, arms_table, remarks, sentence
+from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.geometry import StateGeometry
+from sgl_hybrid.seams.sizing import make_plan
 
 
 def finding(path: str, verdict: Verdict, *, cached: int = 512, size: float = 0.0) -> Finding:
@@ -116,7 +120,7 @@ def test_tables_have_a_row_for_each_path_and_a_column_for_each_arm(capsys: pytes
 @pytest.mark.parametrize(
     ("given", "dtype", "name", "arguments"),
     [
-        ("--memory-org s2", "float32", "s2", "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01"),
+        ("--memory-org s2", "float32", "s2", "--memory-org s2 --memory-budget 10MiB --schedule-conservativeness 0.01"),
         ("--memory-org=s1 --memory-budget=b63", "float32", "s1", None),
         ("--memory-org d0", "bfloat16", "d0", None),
         ("stock", "float32", "stock", None),
@@ -134,6 +138,27 @@ def test_an_arm_gets_little_memory_unless_it_names_some(
     assert ("17MiB" in text) == (dtype == "bfloat16")
     assert text.count("--max-total-tokens") == (name == "stock")
     assert text.count("--schedule-conservativeness") == 1
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("ssm_dtype", DTYPES)
+@pytest.mark.parametrize("name", ["s0", "s1", "s2", "d0"])
+def test_little_memory_is_enough_for_one_request(model: str, kv_dtype: str, ssm_dtype: str, name: str) -> None:
+    """And for no more than three of that length, with nothing else in the pool."""
+    arguments = make_arm(f"--memory-org {name}", kv_dtype).arguments
+    fraction = "--d0-attention-fraction"
+    settings = MemorySettings(
+        memory_org=name,
+        memory_budget=arguments[arguments.index("--memory-budget") + 1],
+        d0_attention_fraction=float(arguments[arguments.index(fraction) + 1]) if fraction in arguments else None,
+    )
+    config = {**MODELS[model].config, "vocab_size": 512}
+    geometry = StateGeometry.from_config(config, kv_dtype=kv_dtype, ssm_dtype=ssm_dtype, conv_dtype=kv_dtype, tp_size=1)
+    plan = make_plan(settings, geometry, context_tokens=CONTEXT_TOKENS)
+    assert plan.num_checkpoints >= 2
+    if model == "falcon-h1-nano":
+        assert plan.num_attention_tokens <= 3 * CONTEXT_TOKENS
 
 
 @pytest.mark.parametrize("flag", ["--port 3", "--model-path=x", "--dtype float32"])
