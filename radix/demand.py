@@ -45,6 +45,11 @@ class BoundaryNames:
         self._names: list[bytes] = []
         self._last = namespace.seed()
 
+    @property
+    def named(self) -> list[bytes]:
+        """Names made so far, in order."""
+        return self._names
+
     def up_to(self, tokens: Sequence[int]) -> list[bytes]:
         """Return the names of all boundaries of a prefix, in order. The prefix must go on from the one of the last call
         or be a part of it; tokens are read as 64-bit integers, those of named boundaries not again."""

@@ -66,6 +66,9 @@ class FixedHeadroom:
     def retracted(self, lost_tokens: int) -> None:
         """Ignored: the fraction is fixed."""
 
+    def missed(self, lost_tokens: int) -> None:
+        """Ignored: the fraction is fixed."""
+
     def deferred(self) -> None:
         """Ignored: the fraction is fixed."""
 
@@ -73,11 +76,11 @@ class FixedHeadroom:
 class AutoHeadroom:
     """A fraction that follows what is observed, between `LOWEST` and `HIGHEST`.
 
-    Both errors of a fraction are counted in tokens. One that is too small costs retractions: the tokens that a
-    retracted request has to compute again, at `replay_weight` of an output token each, because prefill computes many at
-    once. One that is too large costs a token for each round in which a request waits for headroom alone. The fraction
-    rises with the first and falls with the second, by `gain` times their share of the tokens that the pool holds, so it
-    rests where both cost the same.
+    Both errors of a fraction are counted in tokens. One that is too small costs recomputation, of what a retracted
+    request had computed and of prefixes whose checkpoint was published once and evicted since; each token counts
+    `replay_weight` of an output token, because prefill computes many at once. One that is too large costs a token for
+    each round in which a request waits for headroom alone. The fraction rises with the first and falls with the second,
+    by `gain` times their share of the tokens that the pool holds, so it rests where both cost the same.
 
     pool_tokens: tokens that the pool would hold with attention only.
     """
@@ -94,6 +97,10 @@ class AutoHeadroom:
 
     def retracted(self, lost_tokens: int) -> None:
         """Note a retraction after which `lost_tokens` have to be computed again."""
+        self._move(self._replay_weight * lost_tokens)
+
+    def missed(self, lost_tokens: int) -> None:
+        """Note an admission that computes `lost_tokens` of a prefix again, because its checkpoint is cached no more."""
         self._move(self._replay_weight * lost_tokens)
 
     def deferred(self) -> None:

@@ -112,7 +112,8 @@ class Policies:
     def names_needed(self) -> bool:
         """Whether a policy asks who wants or used a boundary; otherwise no prompt is read for it."""
         chosen = self.chosen
-        return chosen.lifetime is Lifetime.RETAINED or chosen.pin_k is not None or chosen.value_eviction
+        asks = chosen.lifetime is Lifetime.RETAINED or chosen.pin_k is not None or chosen.value_eviction
+        return asks or chosen.headroom is None
 
     def arrived(self, request: str, namespace: Namespace, tokens: Sequence[int]) -> Plan:
         """A request waits with this prompt; again for one that is retracted, which wants nothing new."""
@@ -130,6 +131,8 @@ class Policies:
         pin = self.pins.drop(request)
         counts.resumed += adoption.resumes
         counts.resumed_at_pin += pin is not None and adoption.depth >= pin.depth
+        if not adoption.resumes:
+            self.headroom.missed(self._missed_tokens(request, adoption.depth))
         if checkpoint is None:
             return pin
         producer = self.retention.producer_of(checkpoint)
@@ -143,6 +146,12 @@ class Policies:
         if request in self._names:
             self.used.register(request, self._names[request].up_to(tokens[: adoption.depth])[-1:])
         return pin
+
+    def _missed_tokens(self, request: str, depth: int) -> int:
+        """Tokens beyond `depth` up to the deepest boundary of the request's prompt that some request had published."""
+        names = self._names[request].named if request in self._names else []
+        deepest = max((place for place, name in enumerate(names, start=1) if self.used.count(name)), default=0)
+        return max(0, deepest * self.grid - depth)
 
     def published(self, request: str, tokens: Sequence[int], checkpoint: int, cost: Units) -> Plan:
         """A request has published the boundary after `tokens`; cost: units that protecting the checkpoint takes."""

@@ -104,6 +104,14 @@ def test_retractions_raise_the_automatic_fraction_and_waiting_lowers_it() -> Non
     assert 0.1 < headroom.fraction < raised
 
 
+def test_a_prefix_that_is_computed_again_raises_the_automatic_fraction_as_a_retraction_does() -> None:
+    retracted, missed, fixed = AutoHeadroom(100_000), AutoHeadroom(100_000), FixedHeadroom(0.1)
+    retracted.retracted(3000)
+    missed.missed(3000)
+    fixed.missed(3000)
+    assert missed.fraction == retracted.fraction > fixed.fraction == 0.1
+
+
 def test_the_automatic_fraction_rests_where_both_errors_cost_the_same() -> None:
     """A retraction of 3,000 tokens at a tenth of a token each is worth 300 rounds of waiting."""
     headroom = AutoHeadroom(100_000, start=0.1)

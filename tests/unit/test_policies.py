@@ -135,6 +135,22 @@ def test_steps_that_wait_for_headroom_alone_lower_the_automatic_fraction() -> No
     assert joined.headroom.fraction > lowered
 
 
+def test_a_published_prefix_that_is_computed_again_raises_the_automatic_fraction() -> None:
+    """Not one that nobody has published, nor a hit, nor what a retracted request computes again (that is counted)."""
+    joined = policies(headroom=None)
+    for request in "abc":
+        joined.arrived(request, NAMESPACE, list(range(2 * GRID + 1)))
+    start = joined.headroom.fraction
+    adopt(joined, "a", None, depth=0)
+    joined.published("a", range(2 * GRID), 1, COST)
+    adopt(joined, "b", 1, depth=2 * GRID)
+    adopt(joined, "a", None, depth=0, resumes=True)
+    assert joined.headroom.fraction == start
+    joined.lost(1)
+    adopt(joined, "c", None, depth=GRID)
+    assert joined.headroom.fraction == pytest.approx(start + 10 * 0.1 * GRID / 1000)
+
+
 def test_occupancy_is_summed_over_steps() -> None:
     joined = policies(lifetime=Lifetime.RETAINED, retention_k=1)
     joined.arrived("a", NAMESPACE, list(range(9)))
