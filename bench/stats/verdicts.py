@@ -37,10 +37,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     strength: Strength
 
 
-def verdict(case: str, rows: Sequence[Row], *, metric: str = "output_tokens_per_s") -> Verdict:
+def verdict(
+    case: str, rows: Sequence[Row], *, metric: str = "output_tokens_per_s", work: Sequence[Row] = ()
+) -> Verdict:
     """Return the sentence for a case from the rows of `analyse`, which may hold other cases too.
 
-    metric: the one that was analysed; its direction decides what counts as ahead.
+    metric: the one that was analysed; its direction decides what counts as ahead. work: the rows of `c_once_tokens`,
+    where the question is whether a gain goes with less input work (Q2).
     """
     chosen = _chosen(case, [row for row in rows if row.case == case])
     strengths = [strength(row) for row in chosen]
@@ -50,7 +53,7 @@ def verdict(case: str, rows: Sequence[Row], *, metric: str = "output_tokens_per_
     for row in chosen:
         groups.setdefault(row.name, []).append(row)
     parts = [_group(name, held, metric) for name, held in groups.items()]
-    sentence = "; ".join(parts)
+    sentence = "; ".join([*parts, *_work([row for row in work if row.case == case and row.kind == "arms"])])
     return Verdict(
         case=case,
         sentence=f"{sentence[0].upper()}{sentence[1:]}; {_caveat(chosen)}.",
@@ -110,6 +113,17 @@ def _group(name: str, rows: Sequence[Row], metric: str) -> str:
     return f"with {change}, {subject} changes by {_places(rows)}"
 
 
+def _work(rows: Sequence[Row]) -> list[str]:
+    """Return the clause about recorded input, if there is any."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.effect is not None:
+            groups.setdefault(row.name, []).append(row)
+    if not groups:
+        return []
+    return ["recorded input (C_once) changes " + _joined([f"{name} by {_each(held)}" for name, held in groups.items()])]
+
+
 def _side(row: Row, metric: str) -> str:
     found = strength(row)
     if row.effect is None or found in ("absent", "single"):
@@ -123,6 +137,10 @@ def _side(row: Row, metric: str) -> str:
 def _places(rows: Sequence[Row]) -> str:
     if rows[0].kind in _BETWEEN_ARMS:
         return _joined([f"{row.where} ({_inside(row)})" if row.effect is not None else row.where for row in rows])
+    return _each(rows)
+
+
+def _each(rows: Sequence[Row]) -> str:
     return _joined([f"{phrase(row)} at {row.where}" for row in rows])
 
 

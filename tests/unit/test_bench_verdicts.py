@@ -228,6 +228,30 @@ def test_interactions_and_policies_are_told_as_changes() -> None:
     assert " at b63; " in sentence
 
 
+def test_q2_says_with_which_input_work_the_gain_goes() -> None:
+    outcomes = [
+        CellOutcome(
+            case="q2",
+            arm=arm,
+            budget="b83",
+            seed=seed,
+            q=q,
+            rate=3.0,
+            metrics={METRIC: tokens + seed, "c_once_tokens": work},
+        )
+        for q, works in ((0.0, (1000.0, 1000.0)), (1.0, (900.0, 450.0)))
+        for arm, tokens, work in (("s0", 100.0, works[0]), ("s1", 150.0, works[1]))
+        for seed in (1, 2)
+    ]
+    work = analyse(outcomes, "c_once_tokens")
+    sentence = verdict("q2", analyse(outcomes), work=work).sentence
+    assert (
+        "; recorded input (C_once) changes S1/S0 by +0.0 % (+0.0 to +0.0) at b83, q 0 and "
+        "-50.0 % (-50.0 to -50.0) at b83, q 1; 95 % intervals" in sentence
+    )
+    assert "recorded input" not in verdict("q2", analyse(outcomes), work=analyse([], METRIC)).sentence
+
+
 def test_phrases() -> None:
     row = row_of(analyse(TWO), "S1/S0")
     assert row.interval is not None
