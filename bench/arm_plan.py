@@ -130,7 +130,7 @@ def server_command(arm: Arm, plan: ArmPlan, serving: Serving, cap: int, port: in
 def server_environment(arm: Arm, serving: Serving) -> dict[str, str]:
     """Return what the arm's server needs in its environment."""
     if arm.engine == "vllm":
-        return {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_HYBRID_FIX": "states"}
+        return {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     return cpu_environment(serving.dtype)
 
 

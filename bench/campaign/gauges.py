@@ -77,6 +77,7 @@ def read_sglang(url: str) -> Snapshot:
         "waiting": sum(load.num_waiting_reqs for load in loads),
         "input_tokens": totals.get("sglang:realtime_tokens_total/prefill_compute"),
         "output_tokens": totals.get("sglang:realtime_tokens_total/decode"),
+        "steps": ((memory or {}).get("work") or {}).get("records"),  # this project's arms count their batches
         "preemptions": totals.get("sglang:num_retracted_requests_total"),
         "other": {
             **{name: totals[name] for name in ("sglang:full_token_usage", "sglang:mamba_usage") if name in totals},

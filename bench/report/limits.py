@@ -29,7 +29,8 @@ UNIFIED = (
 )
 VLLM = (
     "vLLM's CPU build has C++ operators of its own. Beside the absolute numbers it is compared as a share of its own "
-    "ceiling, the same engine with memory to spare; its chunk scan is patched so that it keeps checkpoints at all.",
+    "ceiling, the same engine with memory to spare; its chunk scan is patched so that it keeps checkpoints at all, "
+    "and its worker leaves one core to its other processes by default.",
 )
 
 
