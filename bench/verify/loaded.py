@@ -19,6 +19,7 @@ from bench.verify.subject import Facts, Journal
 RETRACTION_NEW_TOKENS = 96
 MAX_RETRACTION_PROMPT = 1500
 MAX_RETRACTION_REQUESTS = 24
+SLACK_TOKENS = 32
 
 
 async def concurrent(journal: Journal, effort: Effort) -> None:
@@ -72,23 +73,25 @@ async def retraction(journal: Journal, effort: Effort) -> None:
 def retraction_requests(facts: Facts, effort: Effort) -> list[Request]:
     """Return requests of which those that the server admits together outgrow its pool; none if it holds too much.
 
-    Their prompts fill the pool, about ten at a time, and end shortly before a page does, so that all need another page
-    within a few steps. Their ends are left to the model: SGLang reserves the whole output of a request that must reach
-    its length.
+    With long pages the prompts end shortly before a page does, so that all need another page within a few steps. With
+    short ones as many as run at once fill the pool but for `SLACK_TOKENS` each. Where the answers end is left to the
+    model: SGLang reserves the whole output of a request that must reach its length.
     """
     at_once = max(2, min(10, 3 * facts.max_running // 4))
-    typical = max(64, min(MAX_RETRACTION_PROMPT, facts.capacity_tokens // at_once))
-    if facts.capacity_tokens > 4 * typical * facts.max_running:
+    at_once = max(at_once, -(-facts.capacity_tokens // MAX_RETRACTION_PROMPT))
+    if at_once > 4 * facts.max_running:
         return []
+    typical = facts.capacity_tokens // at_once
     requests = []
     for index in range(min(MAX_RETRACTION_REQUESTS, 2 * facts.max_running)):
-        length = typical * (70 + (37 * index) % 60) // 100
-        page = facts.page_tokens
-        length = -(-length // page) * page - 4 - index % 8 if page > 16 else length
-        prompt = random_tokens(length, (effort.seed, 6, index), effort.vocab_tokens)
+        if facts.page_tokens > SLACK_TOKENS:
+            pages = -(-typical * (70 + (37 * index) % 60) // (100 * facts.page_tokens))
+            length = pages * facts.page_tokens - 4 - index % 8
+        else:
+            length = max(2, typical - SLACK_TOKENS - index % 4)
         requests.append(
             Request(
-                prompt_ids=prompt,
+                prompt_ids=random_tokens(length, (effort.seed, 6, index), effort.vocab_tokens),
                 first_scored=length - 1,
                 max_new_tokens=RETRACTION_NEW_TOKENS,
                 ignore_eos=False,
