@@ -43,6 +43,20 @@ SHOWN_METRICS = (
     "preemptions",
 )
 """Columns of the table of arms: means over seeds of each run's number."""
+VIEW_METRICS = (
+    "output_tokens_per_s",
+    "ledger_output_tokens_per_s",
+    "central_output_tokens_per_s",
+    "poller_output_tokens_per_s",
+    "central_drift",
+    "recorded_tokens",
+    "c_once_tokens",
+    "recorded_steps",
+    "adopted_tokens_per_request",
+    "goodput_tokens_per_s",
+    "goodput_share",
+)
+"""Columns of the table of views and work: the same runs over other windows, and what the server counted."""
 
 
 class ArmLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,5 +240,6 @@ def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str],
 def _means(metrics: Iterable[dict[str, Any]]) -> dict[str, float]:
     """Return the mean of each shown metric over the runs that have it."""
     held = list(metrics)
-    values = {name: [run[name] for run in held if name in run] for name in SHOWN_METRICS}
+    shown = dict.fromkeys((*SHOWN_METRICS, *VIEW_METRICS))
+    values = {name: [run[name] for run in held if name in run] for name in shown}
     return {name: float(np.mean(found)) for name, found in values.items() if found}

@@ -17,7 +17,7 @@ from bench.arms import ARMS
 from bench.metrics import METRICS
 from bench.outcome import CellOutcome
 from bench.report.choice import choices
-from bench.report.gather import SHOWN_METRICS, ArmLine, Compared, Report
+from bench.report.gather import SHOWN_METRICS, VIEW_METRICS, ArmLine, Compared, Report
 from bench.stats.contrasts import arm_title
 from bench.stats.rows import Row
 from bench.stats.verdicts import phrase, strength
@@ -49,6 +49,8 @@ def write_report(report: Report, folder: Path, drawings: Sequence[Drawing] = ())
         "effects": {case.case: [_effect(compared) for compared in case.effects] for case in report.cases},
         "arm_header": [_column(name) for name in SHOWN_METRICS],
         "arm_rows": [_arm_row(line) for line in report.arms],
+        "view_header": [_column(name) for name in VIEW_METRICS],
+        "view_rows": [_view_row(line) for line in report.arms],
         "summaries": {arm.name: arm.summary for arm in ARMS.values()},
         "versions": _versions(report),
     }
@@ -108,6 +110,11 @@ def _arm_row(line: ArmLine) -> list[str]:
     share = "-" if line.share_of_ceiling is None else f"{100 * line.share_of_ceiling:.0f} %"
     seeds = f"{line.num_seeds}" + (f" + {line.num_failed} failed" if line.num_failed else "")
     return [line.case, line.where, arm_title(line.arm), seeds, share, *(_mean(line, name) for name in SHOWN_METRICS)]
+
+
+def _view_row(line: ArmLine) -> list[str]:
+    """Return the cells of one row of the table of views."""
+    return [line.case, line.where, arm_title(line.arm), *(_mean(line, name) for name in VIEW_METRICS)]
 
 
 def _mean(line: ArmLine, name: str) -> str:

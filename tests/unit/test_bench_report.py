@@ -211,6 +211,7 @@ def test_the_pages_are_self_contained_and_say_the_same(report: Report, tmp_path:
         assert text in markdown
     assert "S1 over S0, b63:" in html
     assert "99 pages: 990 B, 1.00 % under the budget" in html
+    assert "| q1 | b63 | D0 | 132.0 | - | 14,400.0 | - | 1.0 |" in markdown  # the run drifts
     assert ": missed." not in html  # every goal that could be formed is met; stock-unified was not measured
     choose = paths["choose.html"].read_text()
     assert "--memory-org s2 --memory-budget b63" in choose
