@@ -6,6 +6,7 @@ they served the same model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from bench.campaign.calibration import Calibration
 from bench.campaign.folder import read_manifest, read_rows, read_sessions
+from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES
 from bench.outcome import CellOutcome, adopted
@@ -105,6 +107,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: Sensitivity
     limits: list[str]
     tree_cores: dict[str, str]
+    gate: str
     lost: list[CellOutcome]
     outcomes: list[CellOutcome]
 
@@ -139,6 +142,7 @@ def gather(folder: Path) -> Report:
             outcomes,
             [manifest.pace for manifest in manifests],
         ),
+        gate=_gate([path for folder in folders for path in folder.glob("cells/*/attempt-*/gate.json")]),
         tree_cores={manifest.cell.arm: manifest.tree_core for manifest in plans.values()},
         lost=[outcome for outcome in outcomes if outcome.status != "ok"],
         outcomes=outcomes,
@@ -186,6 +190,21 @@ def _cell_manifest(folder: Path) -> dict[tuple[str, str], CellManifest]:
     for path in sorted(folder.glob("cells/*/attempt-*/cell.json")):
         found[folder.name, path.parent.parent.name] = decoder.decode(path.read_bytes())
     return found
+
+
+def _gate(paths: Sequence[Path]) -> str:
+    """Say whether all servers that passed a gate gave the same tokens to its prompts."""
+    decoder = msgspec.json.Decoder(Answers)
+    answers = Counter(msgspec.json.encode(decoder.decode(path.read_bytes()).output_ids) for path in paths)
+    if not answers:
+        return "No server passed a gate."
+    if len(answers) == 1:
+        return f"All {answers.total()} servers that passed the gate gave the same tokens to its prompts."
+    most = answers.most_common(1)[0][1]
+    return (
+        f"{answers.total() - most} of {answers.total()} servers that passed the gate gave other tokens to its prompts "
+        "than the most; each answered the same when a prompt was cached."
+    )
 
 
 def _calibrations(folder: Path) -> list[Calibration]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bench.arm_plan import ArmPlan, Serving
 from bench.arms import Arm
-from bench.campaign.cell import Conditions, Launch
+from bench.campaign.cell import Conditions, Launch, Launcher
 from bench.campaign.run import Campaign, CampaignResult
 from bench.cases import Changes, case_of
 from bench.tokenizer import make_tokenizer
@@ -62,7 +62,7 @@ class StandIn:
 def campaign(
     model: Path,
     folder: Path,
-    launch: StandIn,
+    launch: Launcher,
     *,
     arms: str = "s2",
     seeds: int = 1,

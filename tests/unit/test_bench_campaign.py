@@ -15,6 +15,7 @@ import pytest
 
 from bench.arm_plan import Policy, Serving, plan_arm
 from bench.arms import arm_of
+from bench.campaign.cell import real_launcher
 from bench.campaign.folder import INTERRUPTED, CampaignFolder, outcome_of, read_manifest, read_rows, read_sessions
 from bench.campaign.gate import GateError, check_server
 from bench.campaign.gauges import read_samples
@@ -265,3 +266,11 @@ def test_a_budget_too_small_for_an_arm_is_said_before_a_folder_is_made(model: Pa
     with pytest.raises(SettingError, match="expected a budget that holds one request in arm stock, got b5 "):
         campaign(model, tmp_path / "new", StandIn(), arms="stock", budget="b5")
     assert not (tmp_path / "new").exists()
+
+
+def test_rows_of_vllm_say_that_its_environment_is_missing(model: Path, tmp_path: Path) -> None:
+    launch = real_launcher(Serving(model=model), tmp_path / "no" / "python")
+    assert campaign(model, tmp_path / "q1", launch, arms="vllm") == CampaignResult(0, 1, 0, False)
+    [row] = read_rows(tmp_path / "q1")
+    reason = "expected vLLM in an environment of its own, got none: run `make vllm`"
+    assert (row.outcome.status, row.outcome.reason) == ("refused", reason)

@@ -14,6 +14,7 @@ import pytest
 
 from bench.arm_plan import ArmPlan
 from bench.campaign.folder import CampaignFolder, Row, outcome_of
+from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES, Cell, Changes, case_of, cells_of
 from bench.cli import main
@@ -77,6 +78,8 @@ def write_cell(folder: Path, cell: Cell) -> None:
         environment=ENVIRONMENT,
     )
     (folder / "cell.json").write_bytes(msgspec.json.encode(made))
+    tokens = [[1, 2]] if cell.arm != "d0" else [[1, 3]]
+    (folder / "gate.json").write_bytes(msgspec.json.encode(Answers(output_ids=tokens, cached_tokens=[0])))
 
 
 def row(cell: Cell, factor: float) -> Row:
@@ -210,6 +213,7 @@ def test_the_pages_are_self_contained_and_say_the_same(report: Report, tmp_path:
         assert text in html.replace("&#39;", "'")
         assert text in markdown
     assert "S1 over S0, b63:" in html
+    assert "3 of 18 servers that passed the gate gave other tokens" in html
     assert "99 pages: 990 B, 1.00 % under the budget" in html
     assert "| q1 | b63 | D0 | 132.0 | - | 14,400.0 | - | 1.0 |" in markdown  # the run drifts
     assert ": missed." not in html  # every goal that could be formed is met; stock-unified was not measured
