@@ -128,6 +128,14 @@ def paper_effect(case: str, name: str, at: Condition) -> PaperEffect | None:
     return next((effect for effect in EFFECTS if effect.matches(case, name, at)), None)
 
 
+LATENCY_QUALIFIED_PCT: dict[tuple[str, float, int | None, str], tuple[float, float]] = {
+    ("b63", 3.0, 63, ""): (3.57, 5.08),
+    ("b108", 4.5, 109, ""): (-27.63, -17.43),
+    ("b63", 1.7, 8, ""): (-58.93, -29.33),
+    ("b63", 1.7, 63, "onoff"): (-17.45, -8.48),
+}
+"""D0 over S2 within limits of S2 and of the union, by budget, rate, cap and variant. Source: Table E-13."""
+
 LOW_LOAD_TTFT_P99_S = {
     "b63": {"s0": 3.687, "s1": 0.578, "s2": 0.686},
     "b108": {"s0": 0.500, "s1": 0.430, "s2": 0.657},

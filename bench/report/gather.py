@@ -22,7 +22,6 @@ from bench.cases import CASES
 from bench.outcome import CellOutcome, adopted
 from bench.paper_values import PaperEffect, paper_effect
 from bench.records import read_records
-from bench.report.goodput import GoodputLine, goodput_lines
 from bench.report.limits import limits
 from bench.report.sensitivity import Records, Sensitivity, sensitivity
 from bench.stats.contrasts import labels
@@ -103,7 +102,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[CaseReport]
     arms: list[ArmLine]
     goals: list[Reached]
-    goodput: list[GoodputLine]
     sensitivity: Sensitivity
     limits: list[str]
     tree_cores: dict[str, str]
@@ -135,7 +133,6 @@ def gather(folder: Path) -> Report:
         cases=[_case(name, outcomes) for name in dict.fromkeys(outcome.case for outcome in outcomes)],
         arms=_arm_lines(outcomes, plans),
         goals=reached(outcomes),
-        goodput=goodput_lines(folders),
         sensitivity=sensitivity(outcomes, _records(folders)),
         limits=limits(
             environments or [session.environment for session in sessions],

@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.metrics.qualified import Qualified, qualified
 from bench.outcome import CellOutcome, Condition, adopted
+from bench.paper_values import LATENCY_QUALIFIED_PCT
 from bench.records import RequestRecord
 from bench.stats.adoption import rerun_sensitivity
 from bench.stats.contrasts import OWN_PAIRS, arm_title, find, labels
@@ -34,7 +35,7 @@ class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualifiedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over seeds for one pair, as columns of Table E-13."""
+    """Means over seeds for one pair, as columns of Table E-13. paper: its last two columns, where it has the row."""
 
     case: str
     name: str
@@ -44,6 +45,7 @@ class QualifiedLine(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p99_ratio: float | None
     comparator_pct: float | None
     union_pct: float | None
+    paper: tuple[float, float] | None = None
 
 
 class RerunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,20 +105,23 @@ def _qualified(outcomes: Sequence[CellOutcome], records: Records) -> list[Qualif
                 runs = [[records[key] for key in both] for both in keys if all(key in records for key in both)]
                 found = [result for both in runs if (result := qualified(*both)) is not None]
                 if found:
-                    lines.append(_line(case, "/".join(map(arm_title, pair)), where, found))
+                    lines.append(_line(condition, pair, where, found))
     return lines
 
 
-def _line(case: str, name: str, where: str, found: Sequence[Qualified]) -> QualifiedLine:
+def _line(at: Condition, pair: tuple[str, str], where: str, found: Sequence[Qualified]) -> QualifiedLine:
+    place = (at.budget, at.rate, at.cap, at.variant)
+    has_row = pair == ("d0", "s2") and at.headroom == 0 and at.q == 1
     return QualifiedLine(
-        case=case,
-        name=name,
+        case=at.case,
+        name="/".join(map(arm_title, pair)),
         where=where,
         num_seeds=len(found),
         e2e_p99_ratio=_mean(result.e2e_p99_ratio for result in found),
         tpot_p99_ratio=_mean(result.tpot_p99_ratio for result in found),
         comparator_pct=_mean(result.comparator_pct for result in found),
         union_pct=_mean(result.union_pct for result in found),
+        paper=LATENCY_QUALIFIED_PCT.get(place) if has_row else None,
     )
 
 

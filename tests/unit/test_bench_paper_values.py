@@ -191,3 +191,15 @@ def test_figure_2_and_figure_7a() -> None:
     for headroom, values in paper_values.HEADROOM_DEPTH_TOKENS.items():
         printed = [float(row["value_low"]) for row in depths if row["organization_or_contrast"] == f"S2 f={headroom:g}"]
         assert list(values) == printed
+
+
+def test_table_e13() -> None:
+    falcon = [row for row in rows("e13_slo_goodput") if row["model"] == "Falcon"]
+    table = {
+        (row["budget"], float(row["arrival_req_s"]), int(row["cap"]), "" if row["arrival"] == "Poisson" else "onoff"): (
+            float(row["comparator_threshold_effect_pct"]),
+            float(row["union_threshold_effect_pct"]),
+        )
+        for row in falcon
+    }
+    assert table == paper_values.LATENCY_QUALIFIED_PCT

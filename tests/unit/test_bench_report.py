@@ -23,7 +23,6 @@ from bench.records import RequestRecord
 from bench.report.choice import choices
 from bench.report.compare import compare
 from bench.report.gather import Report, gather
-from bench.report.goodput import goodput_lines
 from bench.report.render import Drawing, write_report
 from bench.stats.contrasts import find
 from bench.stats.rows import analyse
@@ -95,25 +94,6 @@ def row(cell: Cell, factor: float) -> Row:
     }
     return Row(
         key=cell.key, seconds=60.0, outcome=outcome_of(cell, 1, "ok", metrics=metrics, counters={"num_ok": 40.0})
-    )
-
-
-def request(index: int, e2e_ms: float, tokens: int = 11) -> RequestRecord:
-    """A request sent at 0 that has its first token after 10 ms and its last after `e2e_ms`."""
-    last_ns = round(e2e_ms * 1e6)
-    return RequestRecord(
-        index=index,
-        context_id=0,
-        salt=None,
-        status="ok",
-        planned_ns=0,
-        prompt_tokens=100,
-        target_tokens=tokens,
-        sent_ns=0,
-        first_token_ns=10_000_000,
-        last_token_ns=last_ns,
-        done_ns=last_ns,
-        output_tokens=tokens,
     )
 
 
@@ -289,25 +269,3 @@ def test_every_value_of_the_paper_has_a_contrast_of_its_case(name: str) -> None:
     wanted = [effect for effect in EFFECTS if effect.case == name]
     assert {effect: found[effect] for effect in wanted} == dict.fromkeys(wanted, 1)
     assert len(find(outcomes, case_of(name).metric)) == found.total()
-
-
-def test_goodput_within_the_comparators_and_the_unions_limits_by_hand(tmp_path: Path) -> None:
-    """S2 has 100 requests of 110 ms; D0 has 50 of 110 ms and 50 of 210 ms, and its span is the longer one.
-
-    Within S2's own limits D0 has 50 good requests in 210 ms, S2 100 in 110 ms: 550 / 0.21 over 1100 / 0.11, -73.8 %.
-    The union's 99th percentile is 210 ms, so every request is good: 1100 / 0.21 over 1100 / 0.11, -47.6 %.
-    """
-    latencies = {"d0": [110.0] * 50 + [210.0] * 50, "s2": [110.0] * 100}
-    with CampaignFolder(tmp_path, manifest()) as campaign:
-        for cell in cells_of(case_of("q1"), Changes(num_seeds=1, arms=("d0", "s2"), budgets=("b63",))):
-            attempt, folder = campaign.begin(cell)
-            (folder / "load").mkdir()
-            lines = [msgspec.json.encode(request(i, e2e)) for i, e2e in enumerate(latencies[cell.arm])]
-            (folder / "load" / "requests.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-            outcome = outcome_of(cell, attempt, "ok", metrics={"output_tokens_per_s": 1.0})
-            campaign.finish(Row(key=cell.key, seconds=1.0, outcome=outcome))
-    [line] = goodput_lines([tmp_path])
-    assert (line.arm, line.comparator, line.num_seeds, line.where) == ("d0", "s2", 1, "b63")
-    assert line.comparator_limits_pct == pytest.approx(100 * (550 / 0.21 / (1100 / 0.11) - 1))
-    assert line.union_limits_pct == pytest.approx(100 * (0.11 / 0.21 - 1))
-    assert line.paper == (3.57, 5.08)
