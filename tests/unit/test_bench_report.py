@@ -137,7 +137,7 @@ def test_the_page_says_how_far_answers_depend_on_window_and_latency_limits(tmp_p
     # limit is 3.98 s, which S0 never keeps: no ratio.
     assert "<td>S1/S0</td><td>b63</td><td>+50.0</td><td>+125.0</td><td>-</td>" in page
     assert "| q1 | S1/S0 | b63 | +50.0 | +125.0 | - |\n" in text
-    assert "| q1 | S1/S0 | b63 | 1 | 0.500 | 0.500 | +100.0 | - |\n" in text
+    assert "| q1 | S1/S0 | b63 | 1 | 0.500 | 0.500 | +100.0 | - | - |\n" in text
     assert "<td>0.500</td>" in page
 
 
