@@ -73,6 +73,7 @@ def verify(
     only: Annotated[list[str] | None, typer.Option(help="walk this path; repeatable; default: all", **WORK)] = None,
     seed: Annotated[int, typer.Option(help="the same seed asks the same", **WORK)] = 0,
     out: Annotated[Path | None, typer.Option(help="result file; default run/verify-TIME.json", **KEPT)] = None,
+    page: Annotated[Path | None, typer.Option(help="also write the result as a Markdown page", **KEPT)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON", **KEPT)] = False,
 ) -> None:
     """Check that answers that use the prefix cache equal answers that compute everything.
@@ -104,6 +105,7 @@ def verify(
     from rich.console import Console
 
     from bench.environment import statement
+    from bench.verify.page import page as markdown
     from bench.verify.records import summary, write_result
     from bench.verify.report import EXIT_CODES, arm_table, arms_table, remarks, sentence
     from bench.verify.session import VerifySettings, run_verify
@@ -132,6 +134,9 @@ def verify(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(3) from error
     write_result(result, path)
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(markdown(result), encoding="utf-8")
     if as_json:
         import msgspec
 

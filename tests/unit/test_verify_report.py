@@ -8,6 +8,7 @@ from rich.console import Console
 from bench.nano import CONTEXT_TOKENS, DTYPES, MODELS
 from bench.verify.arms import make_arm
 from bench.verify.compare import Verdict
+from bench.verify.page import page
 from bench.verify.records import REFERENCE, ArmResult, Finding, VerifyResult, summarize_path
 from bench.verify.report import EXIT_CODES, arm_table, arms_table, remarks, sentence
 from sgl_hybrid.config import MemorySettings
@@ -115,6 +116,31 @@ def test_tables_have_a_row_for_each_path_and_a_column_for_each_arm(capsys: pytes
     ]
     assert "equal (0)" in printed
     assert "different (5.0e-01)" in printed
+
+
+def test_a_page_has_all_arms_side_by_side_and_says_where_it_was_made() -> None:
+    ours = arm(EQUAL, EQUAL, finding("eviction", Verdict.NOT_EXERCISED))
+    stock = arm(finding("warm", Verdict.DIFFERENT, size=0.5), name="stock", organization=None)
+    result = VerifyResult(
+        command=["python", "-m", "bench", "verify"],
+        started_utc="",
+        seconds=1.0,
+        environment={
+            "git": {"commit": "0123abc", "dirty": False},
+            "versions": {"torch": "2.0"},
+            "machine": {"cpu": "a processor", "num_cores": 2, "memory_gib": 23.5, "accelerators": []},
+        },
+        settings={},
+        verdict=Verdict.EQUAL,
+        beside=["stock"],
+        arms=[ours, stock],
+    )
+    lines = page(result).splitlines()
+    assert "| path | s2, grid 512 | stock (beside), grid 512 |" in lines
+    assert "| warm | equal, 2 | different, 1, 5.0e-01 |" in lines
+    assert "| eviction | not exercised | - |" in lines
+    assert "- Commit: `0123abc`" in lines
+    assert "- Command: `python -m bench verify`" in lines
 
 
 @pytest.mark.parametrize(
