@@ -76,6 +76,7 @@ _ALL = (
         "s2",
         *("--checkpoint-lifetime", "retained", "--retention-k", "2"),
     ),
+    _ours("s2-inexact", "S2 whose cached prefixes may differ in the last bits", "s2", "--no-exact-continuation"),
     _stock("stock", "SGLang as it comes: `auto` resolves to extra_buffer while the overlap schedule is on", None, 5),
     _stock("stock-extra", "SGLang with extra_buffer asked for by name", "extra_buffer", 5),
     _stock("stock-lazy", "SGLang with extra_buffer_lazy", "extra_buffer_lazy", 4),

@@ -267,6 +267,13 @@ _ALL = (
         quick_arms=("d0-m512", "s2"),
     ),
     Case(
+        name="exact",
+        question="What does it cost that a cached prefix gives the same bits as a recomputed one?",
+        source="not in the paper; its section D.5 leaves the question open",
+        grids=(_grid(("s2", "s2-inexact"), _points("b83", 63, 3.0), MAIN_SEEDS[:6], shared_fractions=(0.0, 1.0)),),
+        quick_arms=("s2", "s2-inexact"),
+    ),
+    Case(
         name="low",
         question="What does each organization reuse when nothing has to wait?",
         source="low load of the extension: section B.5",

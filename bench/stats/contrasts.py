@@ -18,7 +18,7 @@ from bench.stats.effects import Effects, interaction, relative
 
 Kind = Literal["arms", "rival", "sharing", "budget", "headroom", "preselected", "split", "pinning", "reuse"]
 
-OWN_PAIRS = (("s1", "s0"), ("s2", "s1"), ("d0", "s2"), ("d0-m512", "s2"), ("s2-retained", "s2"))
+OWN_PAIRS = (("s1", "s0"), ("s2", "s1"), ("d0", "s2"), ("d0-m512", "s2"), ("s2-retained", "s2"), ("s2", "s2-inexact"))
 OWN_ARMS = ("s0", "s1", "s2", "d0")
 RIVALS = ("stock", "stock-extra", "stock-lazy", "stock-tuned", "stock-unified", "vllm")
 PRESELECTED_HEADROOM = {
@@ -128,7 +128,7 @@ class _Finder:
     def _is_primary_pair(self, pair: tuple[str, str], at: Condition) -> bool:
         """Return whether the paper tests this pair at this condition in a family of its own."""
         match self._case:
-            case "q1":
+            case "q1" | "exact":
                 return True
             case "q4":
                 return pair == ("d0", "s2")
