@@ -76,12 +76,14 @@ def run_case(
 ) -> None:
     """Measure a case: every arm at every condition, one server at a time, in balanced random order.
 
+    A quick look; the case with three of its seeds; chosen arms at one budget:
+
         python -m bench run q1 --quick
         python -m bench run q1 --seeds 3 --out run/q1
         python -m bench run q3 --arms s0,s2,stock-tuned --budget b83 --seeds 3
 
     Ctrl-C stops it; the same command with the same --out goes on. `python -m bench report DIR` makes the report. Exit
-    status: 0 all cells measured, 1 some failed (each is a row with its reason), 2 a mistake in the command, 130 stopped
+    status: 0 all cells measured, 1 some failed (a row with its reason each), 2 a mistake in the command, 130 stopped.
     """
     from rich.console import Console
 
@@ -167,7 +169,12 @@ def report(
 ) -> None:
     """Make the report of what a campaign has measured so far: HTML, Markdown and Parquet; print the answers.
 
-    python -m bench report run/q1
+    Of one campaign, or of all that lie in a folder:
+
+        python -m bench report run/q1
+        python -m bench report run
+
+    Start with FOLDER/report/choose.html; FOLDER/report/index.html has all numbers.
     """
     import msgspec
 
@@ -201,7 +208,12 @@ def compare(
 ) -> None:
     """Show what changed from one campaign to another, for each arm and condition, paired by seed.
 
-    python -m bench compare run/q1-before run/q1-after
+    Throughput, or another metric of the runs:
+
+        python -m bench compare run/q1-before run/q1-after
+        python -m bench compare run/q1-before run/q1-after --metric ttft_p99_ms
+
+    Cells that only one of them has are left out.
     """
     import msgspec
 
