@@ -6,14 +6,16 @@ as exceptions. The server is stopped on every way out.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import zstandard
 
 from bench.arm_plan import ArmPlan, Serving, default_vllm_python, server_command, server_environment
 from bench.arms import Arm, arm_of
@@ -26,11 +28,11 @@ from bench.environment import describe_environment
 from bench.load import LoadSettings
 from bench.metrics.latency import Limits
 from bench.metrics.measure import measure
-from bench.records import RequestRecord, read_records
+from bench.records import PlannedRequest, RequestRecord, read_records
 from bench.server import ServerError, ServerProcess, free_port
 from bench.session import LoadCase, LoadResult, run_load
 from bench.variants import variant_of
-from bench.workloads import make_workload
+from bench.workloads import digest, make_workload
 from sgl_hybrid.errors import SettingError
 
 READY_TIMEOUT_S = 600.0
@@ -84,6 +86,22 @@ def load_case(cell: Cell, conditions: Conditions) -> LoadCase:
     )
 
 
+def keep_workload(requests: Sequence[PlannedRequest], folder: Path) -> Path:
+    """Write token ids and planned times of a run, unless the folder has them; the name is their SHA-256.
+
+    The file holds the lines of a workload.jsonl, compressed with zstd, and the manifest of each run names its digest.
+    """
+    path = folder / f"{digest(requests)}.jsonl.zst"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        encode = msgspec.json.Encoder().encode
+        content = zstandard.compress(b"".join(encode(request) + b"\n" for request in requests))
+        temporary = path.with_name(f".{path.name}.part")
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    return path
+
+
 def real_launcher(serving: Serving, vllm: Path | None = None) -> Launcher:
     """Return the launcher of the real servers. vllm: its interpreter, default where `make vllm` puts it."""
 
@@ -99,9 +117,11 @@ def real_launcher(serving: Serving, vllm: Path | None = None) -> Launcher:
 class CellRunner:
     """Runs attempts one after the other; remembers which arms have passed their gate in this invocation."""
 
-    def __init__(self, conditions: Conditions, launch: Launcher) -> None:
+    def __init__(self, conditions: Conditions, launch: Launcher, workloads: Path) -> None:
+        """workloads: folder that keeps what was asked, once for all cells that asked the same."""
         self._conditions = conditions
         self._launch = launch
+        self._workloads = workloads
         self._gates: dict[tuple[str, tuple[str, ...]], str | None] = {}
 
     def run(self, cell: Cell, plan: ArmPlan, attempt: int, folder: Path) -> Row:
@@ -179,8 +199,10 @@ class CellRunner:
 
     def _drive(self, cell: Cell, arm: Arm, server: ServerProcess, folder: Path) -> LoadResult:
         conditions, read = self._conditions, READERS[arm.engine]
+        case = load_case(cell, conditions)
+        keep_workload(case.requests(), self._workloads)
         return run_load(
-            load_case(cell, conditions),
+            case,
             LoadSettings(url=server.url, api="completions" if arm.engine == "vllm" else "generate", timeout_s=3600.0),
             folder / "load",
             command=conditions.command,

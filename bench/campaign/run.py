@@ -70,7 +70,7 @@ class Campaign:
                 self._cells[0], conditions
             ).requests()  # a data set that cannot be used is said before anything runs
         self._plans = {cell.key: self._plan(cell) for cell in self._cells}
-        self._runner = CellRunner(conditions, launch)
+        self._runner = CellRunner(conditions, launch, folder / "workloads")
         self._estimator = Estimator()
         self._order_seed = order_seed
         self._folder = CampaignFolder(folder, self._manifest())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 
 from bench.arm_plan import Policy, Serving, plan_arm
 from bench.arms import arm_of
@@ -24,6 +25,7 @@ from bench.campaign.run import CampaignResult
 from bench.cases import Changes, case_of, cells_of
 from bench.cli import main
 from bench.outcome import adopted
+from bench.records import read_manifest as read_run
 from bench.records import read_records
 from sgl_hybrid.errors import SettingError
 from tests.unit.campaigns import REQUESTS, StandIn, campaign, write_shapes
@@ -68,6 +70,16 @@ def test_a_campaign_keeps_everything_about_every_cell(model: Path, tmp_path: Pat
     assert cell["tree_core"] == "Python"
     assert cell["command"][0] == Path(sys.executable).name
     assert str(model) not in (folder / "cell.json").read_text()
+    # Both arms were asked the same, which is kept once, token for token.
+    runs = [read_run(path) for path in (tmp_path / "q1").glob("cells/*/attempt-1/load")]
+    [kept] = (tmp_path / "q1" / "workloads").iterdir()
+    assert {run.workload_sha256 for run in runs} == {kept.name.removesuffix(".jsonl.zst")}
+    lines = zstandard.ZstdDecompressor().decompress(kept.read_bytes(), max_output_size=2**24).splitlines()
+    asked = [json.loads(line) for line in lines]
+    assert len(asked) == REQUESTS
+    assert [len(line["prompt_ids"]) for line in asked] == [
+        record.prompt_tokens for record in sorted(read_records(folder / "load"), key=lambda record: record.index)
+    ]
     manifest = read_manifest(tmp_path / "q1")
     assert (manifest.case, manifest.num_requests, len(manifest.model_sha256)) == ("q1", REQUESTS, 64)
     assert manifest.tokenizer_sha256 != manifest.model_sha256
