@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from bench.arm_plan import (
     state_bytes,
 )
 from bench.arms import ARMS, arm_of, ceiling_of
+from bench.cases import CASES, Changes, case_of, cells_of
 from bench.nano import FALCON_CONFIG
+from sgl_hybrid.config import FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
 
 POLICY = Policy(cap=63)
@@ -131,3 +134,30 @@ def test_command_lines(serving: Serving) -> None:
     assert "--mamba-ssm-dtype bfloat16" in " ".join(
         server_command(arm, plan_arm(arm, "b63", half, POLICY), half, 63, 4000, Path("python"))
     )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flags_of_every_case_are_taken_by_the_plugin(serving: Serving, name: str) -> None:
+    """What the plugin's own reader says of the flags of every cell, but for those that it does not have yet."""
+    known = {flag.option: flag.field for flag in FLAGS}
+    seen = 0
+    for cell in cells_of(case_of(name), Changes(num_seeds=1)):
+        arm = arm_of(cell.arm)
+        if arm.organization is None:
+            continue
+        policy = Policy(cap=cell.cap, headroom=cell.headroom, variant=cell.variant)
+        plan = plan_arm(arm, cell.budget, serving, policy)
+        if plan.missing:
+            continue
+        words = [*plan.flags, "--"]
+        given = {
+            known[word]: "1" if following.startswith("--") else following
+            for word, following in pairwise(words)
+            if word in known
+        }
+        settings = MemorySettings.from_values(given)
+        assert settings is not None
+        assert settings.memory_org == arm.organization
+        assert len(given) == sum(word.startswith("--") for word in plan.flags)
+        seen += 1
+    assert seen
