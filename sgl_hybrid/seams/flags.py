@@ -134,8 +134,19 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
     _require(values, "max_mamba_cache_size", None, "--memory-budget")
     if not values.get("disable_radix_cache"):
         _require(values, "mamba_radix_cache_strategy", "extra_buffer_lazy", "--memory-org", unset=(None, "auto"))
-    for name in ("enable_unified_memory", "enable_hierarchical_cache", "enable_int8_mamba_checkpoint"):
+    for name in (
+        "enable_unified_memory",
+        "enable_hierarchical_cache",
+        "enable_int8_mamba_checkpoint",
+        "enable_session_radix_cache",
+        "enable_streaming_session",
+    ):
         _require(values, name, False, "--memory-org")
+    if values.get("kv_cache_dtype") not in (None, "auto", "bf16", "bfloat16"):
+        raise SettingError(
+            "--kv-cache-dtype: expected auto or bfloat16 with --memory-org (pages hold unquantized KV), got "
+            f"{values['kv_cache_dtype']}; nearest: auto"
+        )
     _require(values, "speculative_algorithm", None, "--memory-org")
     _require(values, "radix_cache_backend", RADIX_BACKEND, "--memory-org", unset=(None,))
     if plan.units is not None:

@@ -121,6 +121,16 @@ def plan_from_model(settings: MemorySettings, configurator: Any, *, available_by
     from sglang.srt.runtime_context import get_parallel
 
     parameters = configurator.mambaish_config.mamba2_cache_params
+    if configurator.kv_cache_dtype.itemsize < 2:
+        raise SettingError(
+            f"--memory-org: expected unquantized KV, got {configurator.kv_cache_dtype} from the model's configuration; "
+            "nearest: --kv-cache-dtype bfloat16"
+        )
+    if len(parameters.shape.conv) != 1:
+        raise SettingError(
+            f"--memory-org: expected a model with one convolution state per layer, got {len(parameters.shape.conv)}: "
+            "this model's state layout is not supported"
+        )
     geometry = StateGeometry.from_config(
         configurator.model_config.hf_config.to_dict(),
         kv_dtype=str(configurator.kv_cache_dtype).removeprefix("torch."),

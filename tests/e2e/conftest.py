@@ -41,6 +41,12 @@ SETUPS: dict[str, Setup] = {
         "--memory-org s2 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
         (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"), ("SGLANG_HYBRID_POISON_FREED", "1")),
     ),
+    "s2-mixed": Setup(
+        "falcon-h1-nano",
+        "--memory-org s2 --memory-budget b63 --chunked-prefill-size 512 "
+        "--enable-mixed-chunk --disable-overlap-schedule",
+        (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"), ("SGLANG_HYBRID_POISON_FREED", "1")),
+    ),
     "granite-d0": Setup("granite-h-nano", "--memory-org d0 --memory-budget b160"),
     "granite-s2": Setup("granite-h-nano", "--memory-org s2 --memory-budget b160"),
     "s2-bf16": Setup(

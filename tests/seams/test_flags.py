@@ -6,14 +6,18 @@ import argparse
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.server_args import ServerArgs
 
 from bench.nano import write_model
-from sgl_hybrid.config import FLAGS
+from sgl_hybrid.config import FLAGS, MemorySettings
+from sgl_hybrid.errors import SettingError
 from sgl_hybrid.seams import flags, install
+from sgl_hybrid.seams.sizing import plan_from_model
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,9 @@ def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatc
         (["--memory-org", "d0", "--page-size", "32"], ["--page-size", "16", "32"]),
         (["--memory-org", "d0", "--max-total-tokens", "99"], ["--max-total-tokens", "--memory-budget"]),
         (["--memory-org", "d0", "--enable-hierarchical-cache"], ["--enable-hierarchical-cache"]),
+        (["--memory-org", "s2", "--enable-streaming-session"], ["--enable-streaming-session", "left out"]),
+        (["--memory-org", "s2", "--enable-session-radix-cache"], ["--enable-session-radix-cache", "left out"]),
+        (["--memory-org", "s2", "--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype", "fp8_e4m3", "nearest: auto"]),
         (["--memory-org", "d0", "--mamba-radix-cache-strategy", "no_buffer"], ["--mamba-radix-cache-strategy"]),
     ],
 )
@@ -175,3 +182,22 @@ def test_a_config_file_carries_the_flags(nano: Path, tmp_path: Path, monkeypatch
     values = flags.from_arguments(lambda cls, args: dict(vars(args)), ServerArgs, args)
     assert values["mamba_track_interval"] == 896
     assert values["max_total_tokens"] == 4289 * 16
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "conv", "message"),
+    [
+        (torch.float8_e4m3fn, [(20, 2)], "expected unquantized KV, got torch.float8_e4m3fn"),
+        (torch.bfloat16, [(20, 2)] * 3, "expected a model with one convolution state per layer, got 3"),
+    ],
+)
+def test_b59_what_only_the_loaded_configuration_shows_is_one_line(
+    kv_dtype: torch.dtype, conv: list[tuple[int, int]], message: str
+) -> None:
+    """A checkpoint with quantized KV, a layer with three convolution states: refused where the pools are sized."""
+    parameters = SimpleNamespace(shape=SimpleNamespace(conv=conv))
+    configurator = SimpleNamespace(
+        kv_cache_dtype=kv_dtype, mambaish_config=SimpleNamespace(mamba2_cache_params=parameters)
+    )
+    with pytest.raises(SettingError, match=message):
+        plan_from_model(MemorySettings(memory_org="s2"), configurator, available_bytes=1 << 30)
