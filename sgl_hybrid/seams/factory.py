@@ -1,7 +1,7 @@
 """The prefix cache of the memory organizations: SGLang's unified tree, evicting in one recency order over all kinds.
 
 `radix.eviction` decides which cached unit goes; this class finds the least recent unit of each kind, carries a decision
-out and asks again until the need is met. In a dual organization each pool evicts its own kind, as SGLang does.
+out and asks again until the need is met. In a dual organization a need is met by its own kind only.
 
 Source: SGLang 0.5.23, `sglang/srt/mem_cache/unified_radix_cache.py`, `registry.py`.
 """
@@ -74,6 +74,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Drop the whole tree; the nodes of its checkpoints with it."""
         super().reset()
+        self.tree_core.evictable_device_leaves = LeafQueue(self.tree_core.evictable_device_leaves)
         self.protection.reset()
         self.checkpoints.node_of.clear()
         self.checkpoints.crossed.clear()
@@ -112,8 +113,6 @@ class OrganizationRadixCache(UnifiedRadixCache):
         served = process.served()
         if self.disable or options:
             return self._count(super().evict_for_alloc(params, **options))
-        if not served.memory.shared and not served.policies.chosen.value_eviction:
-            return self._count(self._evict_each_pool(params))
         start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store
         tokens = self.token_to_kv_pool_allocator.page_size
@@ -134,20 +133,6 @@ class OrganizationRadixCache(UnifiedRadixCache):
             EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
         )
 
-    def _evict_each_pool(self, params: EvictParams) -> EvictResult:
-        """A dual organization by recency, as SGLang does it: each pool its own kind."""
-        tokens, store = self.token_to_kv_pool_allocator, process.served().memory.store
-        wanted = tokens.available_size() + params.num_tokens, store.capacity() + params.mamba_num
-        result = super().evict_for_alloc(params)
-        missing = EvictParams(
-            num_tokens=max(0, wanted[0] - tokens.available_size()), mamba_num=max(0, wanted[1] - store.capacity())
-        )
-        if (missing.num_tokens or missing.mamba_num) and self.protection.yield_all():
-            more = super().evict_for_alloc(missing)
-            result.num_tokens_evicted += more.num_tokens_evicted
-            result.mamba_num_evicted += more.mamba_num_evicted
-        return result
-
     @property
     def checkpoints(self) -> CheckpointComponent:
         """The component of states."""
@@ -159,27 +144,16 @@ class OrganizationRadixCache(UnifiedRadixCache):
         served.activity.evicted.checkpoints += result.mamba_num_evicted
         return result
 
-    def _evict_device_next_node(self, component_type: ComponentType, tracker: dict[Any, int]) -> tuple[Any, bool]:
-        """One step of SGLang's walk, with which a dual organization evicts: count the decision that it makes, which is
-        to evict the leaf that it returns or, where it returns none, the state of an inner node."""
-        states = tracker[ComponentType.MAMBA]
-        node_id, made_progress = super()._evict_device_next_node(component_type, tracker)
-        if node_id is not None or tracker[ComponentType.MAMBA] > states:
-            kind = Kind.ATTENTION if component_type is BASE_COMPONENT_TYPE else Kind.CHECKPOINT
-            process.served().activity.evictions[kind.value] += 1
-        return node_id, made_progress
-
     def _candidates(self, kinds: Set[Kind] = frozenset(Kind)) -> list[Candidate]:
         if process.served().policies.chosen.value_eviction:
             return valued_candidates(self, kinds)
         core, component = self.tree_core, self.checkpoints
-        if not isinstance(core.evictable_device_leaves, LeafQueue):
-            core.evictable_device_leaves = LeafQueue(core.evictable_device_leaves)
         candidates = []
-        leaf = core.evictable_device_leaves.least_recent()
-        if leaf is not None:
-            candidates.append(Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id))
-        node = core.lru_lists[ComponentType.MAMBA].get_lru_no_lock()
+        if Kind.ATTENTION in kinds:
+            leaf = core.evictable_device_leaves.least_recent()
+            if leaf is not None:
+                candidates.append(Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id))
+        node = core.lru_lists[ComponentType.MAMBA].get_lru_no_lock() if Kind.CHECKPOINT in kinds else None
         if node is None:
             return candidates
         candidates.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id))

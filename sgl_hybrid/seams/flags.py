@@ -148,6 +148,7 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
             f"{values['kv_cache_dtype']}; nearest: auto"
         )
     _require(values, "speculative_algorithm", None, "--memory-org")
+    _require(values, "radix_eviction_policy", "lru", "--memory-org", unset=(None,))
     _require(values, "radix_cache_backend", RADIX_BACKEND, "--memory-org", unset=(None,))
     if plan.units is not None:
         values["max_total_tokens"] = plan.num_attention_tokens

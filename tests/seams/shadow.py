@@ -209,12 +209,16 @@ class ShadowedServer:
         assert (memory.pages.num_free, memory.store.num_free_ids) == (memory.pages.num_pages, memory.store.num_virtual)
 
     def watch(self, victim: Candidate, tracker: dict[Any, int]) -> None:
-        """Carry out an eviction of a shared organization: the victim is the least recent of all that could go."""
+        """Carry out an eviction: the victim is the least recent of all that could go, in D0 of its kind."""
         self.victims[victim.kind] += 1
         component, core, naive = self.cache.tree.checkpoints, self.cache.tree.tree_core, self.naive
         unlocked = [naive.states[prefix] for prefix in naive.by_use() if prefix not in naive.locked_states()]
         times = [component.recency(component.node_of[v]) for v in unlocked]
-        times += [node.last_access_time for node in core._collect_all_nodes() if core._is_device_leaf(node)]
+        leaves = [node.last_access_time for node in core._collect_all_nodes() if core._is_device_leaf(node)]
+        if self.shared:
+            times += leaves
+        elif victim.kind is Kind.ATTENTION:
+            times = leaves
         assert victim.recency == min(times)
         if victim.kind is Kind.CHECKPOINT:
             assert victim.key == component.node_of[unlocked[0]].id
