@@ -13,7 +13,6 @@ Source: SGLang 0.5.23, `sglang/srt/managers/schedule_policy.py`, `scheduler.py`,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -193,17 +192,20 @@ def count_step(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     served.ledger.record_step(free)
 
 
-def count_decode_check(original: Callable[..., bool], self: Any, selected_indices: list[int] | None = None) -> bool:
-    """Around `ScheduleBatch.check_decode_mem`: count the attention pages that a decode step needs."""
-    need = -(-self.new_tokens_required_next_decode(selected_indices) // self.token_to_kv_pool_allocator.page_size)
+def check_decode(self: Any, selected_indices: list[int] | None = None) -> bool:
+    """Replace `ScheduleBatch.check_decode_mem`: as SGLang's, and the need and the outcome are counted."""
+    requests = self.reqs if selected_indices is None else [self.reqs[i] for i in selected_indices]
+    tokens = self.new_tokens_required_next_decode(selected_indices)
+    allocator, protection = self.token_to_kv_pool_allocator, protection_of(self.tree_cache)
     free = free_attention_pages(self.tree_cache)
-    protection = protection_of(self.tree_cache)
-    others = len(self.reqs if selected_indices is None else selected_indices) > 1
-    with nullcontext() if protection is None else protection.holding(others):
-        fits = original(self, selected_indices)
+    with nullcontext() if protection is None else protection.holding(len(requests) > 1):
+        fits = allocator.check_decode_capacity(
+            num_tokens=tokens, tree_cache=self.tree_cache, requests=requests, spec_algorithm=self.spec_algorithm
+        )
     outcome = Outcome.GRANTED if fits else Outcome.PREEMPTED
+    need = -(-tokens // allocator.page_size)
     process.served().ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)
-    return fits
+    return bool(fits)
 
 
 def count_retractions(result: Any, self: Any) -> None:
@@ -227,8 +229,8 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem",
-        "around",
-        count_decode_check,
+        "replace",
+        check_decode,
         ("selected_indices",),
         "decode checks are counted per pool",
     ),

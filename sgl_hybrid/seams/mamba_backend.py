@@ -112,10 +112,15 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
     def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
         slots = self.forward_metadata.mamba_cache_indices[-num_decodes:].to(torch.int64)
         read, written = self.source[slots], slots
-        if forward_batch.mamba_track_mask is not None:
+        tracked = forward_batch.mamba_track_mask
+        # Most steps cross no boundary and read where they write, which the host can see if it holds the tensors.
+        if slots.is_cpu and (tracked is None or not tracked[-num_decodes:].any()) and torch.equal(read, slots):
+            rows = self._rows(slots)
+            return DecodePlan(rows, rows)
+        if tracked is not None:
             kept = self.forward_metadata.mamba_track_indices[-num_decodes:].to(torch.int64)
             # SGLang marks the tracking slot of a row whose request has ended meanwhile with -1.
-            mask = forward_batch.mamba_track_mask[-num_decodes:] & (kept >= 0)
+            mask = tracked[-num_decodes:] & (kept >= 0)
             written = torch.where(mask, kept, slots)
             self.source[written] = written
         self.source[slots] = written

@@ -125,21 +125,27 @@ class Exporter:
             else Gauge(metric.name, metric.help, metric.labels, multiprocess_mode="mostrecent")
             for metric in metrics.METRICS
         }
+        self._children: dict[tuple[metrics.Metric, tuple[str, ...]], Any] = {}
         self._last: dict[tuple[metrics.Metric, tuple[str, ...]], float] = {}
         self.exported_at_s = -EXPORT_INTERVAL_S
 
     def export(self, samples: Iterable[metrics.Sample]) -> None:
-        """Set every gauge and bring every counter up to its sample."""
+        """Set every gauge and bring every counter up to its sample; what has not changed is not written again."""
         self.exported_at_s = time.monotonic()
         for metric, labels, value in samples:
-            child = self._exported[metric]
-            if labels:
-                child = child.labels(*labels)
-            if not metric.is_counter:
-                child.set(value)
+            key = metric, labels
+            last = self._last.get(key)
+            if value == last:
                 continue
-            child.inc(value - self._last.get((metric, labels), 0))
-            self._last[metric, labels] = value
+            child = self._children.get(key)
+            if child is None:
+                parent = self._exported[metric]
+                child = self._children[key] = parent.labels(*labels) if labels else parent
+            if metric.is_counter:
+                child.inc(value - (last or 0))
+            else:
+                child.set(value)
+            self._last[key] = value
 
 
 @lru_cache(maxsize=1)

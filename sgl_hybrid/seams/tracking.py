@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sgl_hybrid.seams.hooks import Seam
 
 
@@ -23,7 +25,7 @@ def take_slots(self: Any, mamba_track_interval: int) -> None:
     Nothing is evicted for it: a state of the request's own output is not worth a cached one.
     """
     checkpoints = self.tree_cache.checkpoints
-    for row in (self.seq_lens_cpu % mamba_track_interval == 0).nonzero().flatten().tolist():
+    for row in np.flatnonzero(self.seq_lens_cpu.numpy() % mamba_track_interval == 0).tolist():
         checkpoints.take_tracking_slot(self.reqs[row], evict=False)
 
 
