@@ -170,7 +170,9 @@ class CellRunner:
         problem = _problem(records)
         if problem is not None:
             return row("failed", problem, counters=counters)
-        metrics = measure(records, read_samples(folder), episode_ns=episode_ns, limits=self._conditions.limits)
+        samples = read_samples(folder)
+        counters["num_samples"] = float(len(samples))
+        metrics = measure(records, samples, episode_ns=episode_ns, limits=self._conditions.limits)
         return row("ok", metrics=metrics, counters=counters)
 
     def _write_manifest(self, cell: Cell, plan: ArmPlan, attempt: int, folder: Path, launch: Launch) -> None:

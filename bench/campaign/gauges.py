@@ -1,7 +1,7 @@
 """The poller: one sample a second of what a server says about itself while a load runs.
 
     gauges.jsonl   one `GaugeSample` a line: running, waiting, token counters, preemptions, units of every pool
-    slabs.jsonl    one `SlabDump` a line, where the organization has slabs
+    slabs.jsonl    one dump a line, where the organization has slabs: `at_ns` and the server's `slabs` as it gives them
 
 A sample's time is when its answers were in. A sample that the server does not answer in time is left out, so gaps show;
 the poller never waits for the load nor the load for it. Source of the names: SGLang 0.5.23, `entrypoints/v1_loads.py`,
@@ -27,16 +27,8 @@ from bench.samples import GaugeSample
 
 PERIOD_S = 1.0
 TIMEOUT_S = 10.0
-
-
-class SlabDump(msgspec.Struct, frozen=True, kw_only=True):
-    """Slabs of one moment. occupancy: number of slabs with 0, 1, 2, ... used slots."""
-
-    at_ns: int
-    slabs: int
-    live_slots: int
-    active_or_referenced_slots: int
-    occupancy: list[int]
+UNANSWERED = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
+"""No answer, or one of another shape than expected: the sample is left out."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -138,15 +130,14 @@ def _poll(read: Reader, url: str, folder: Path, start_ns: int, period_s: float, 
         slabs = None
         tick = 0
         while True:
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            with contextlib.suppress(*UNANSWERED):
                 snapshot = read(url)
                 at_ns = time.monotonic_ns() - start_ns
                 gauges.write(encode(GaugeSample(at_ns=at_ns, **snapshot.sample)) + b"\n")
                 gauges.flush()
                 if snapshot.slabs is not None:
                     slabs = slabs or stack.enter_context(open(folder / "slabs.jsonl", "ab"))
-                    kept = {name: snapshot.slabs[name] for name in SlabDump.__struct_fields__ if name != "at_ns"}
-                    slabs.write(encode(SlabDump(at_ns=at_ns, **kept)) + b"\n")
+                    slabs.write(encode({"at_ns": at_ns, **snapshot.slabs}) + b"\n")
                     slabs.flush()
             # The next whole period that is still ahead: a slow answer skips ticks, it does not bunch them.
             elapsed_s = (time.monotonic_ns() - start_ns) / 1e9

@@ -52,6 +52,7 @@ def test_a_campaign_keeps_everything_about_every_cell(model: Path, tmp_path: Pat
     assert outcome.metrics["output_tokens_per_s"] > outcome.metrics["ledger_output_tokens_per_s"] > 0
     assert outcome.counters["num_ok"] == REQUESTS
     assert outcome.counters["slabs.live_slots"] == 3
+    assert outcome.counters["num_samples"] >= 2
     assert outcome.counters["running_requests_cap"] == 4
     assert rows["stock-tuned"].outcome.counters["mamba_share"] == 0.7
     folder = tmp_path / "q1" / "cells" / rows["s2"].key / "attempt-1"
