@@ -67,7 +67,10 @@ class Client:
         self._decoder = msgspec.json.Decoder(_Answer)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=aiohttp.TCPConnector(limit=0))
+        # A connection for each request: SGLang's server closes one that idles for five seconds, and a request that is
+        # sent at that moment is lost.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 
     async def __aexit__(
