@@ -13,7 +13,6 @@ Source: SGLang 0.5.23, `sglang/srt/managers/schedule_policy.py`, `scheduler.py`,
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -73,7 +72,8 @@ class CheckedPrefillAdder(PrefillAdder):
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Admit `req`, or answer NO_TOKEN and leave it waiting when a pool cannot serve it."""
         idle = not has_chunked_req and not self.can_run_list and not self._anything_runs()
-        if self.protection is not None:
+        if self.protection is not None and not self.can_run_list:
+            # Otherwise what this would protect may be the room that requests admitted in this round count on.
             self.protection.arrived(req)
         result = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
         refused = result is AddReqResult.NO_TOKEN and req not in self.can_run_list
@@ -198,10 +198,10 @@ def check_decode(self: Any, selected_indices: list[int] | None = None) -> bool:
     tokens = self.new_tokens_required_next_decode(selected_indices)
     allocator, protection = self.token_to_kv_pool_allocator, protection_of(self.tree_cache)
     free = free_attention_pages(self.tree_cache)
-    with nullcontext() if protection is None else protection.holding(len(requests) > 1):
-        fits = allocator.check_decode_capacity(
-            num_tokens=tokens, tree_cache=self.tree_cache, requests=requests, spec_algorithm=self.spec_algorithm
-        )
+    request = {"requests": requests, "spec_algorithm": self.spec_algorithm}
+    fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
+    if not fits and len(requests) <= 1 and protection is not None and protection.yield_all():
+        fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
     outcome = Outcome.GRANTED if fits else Outcome.PREEMPTED
     need = -(-tokens // allocator.page_size)
     process.served().ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)

@@ -13,7 +13,7 @@ Source: SGLang 0.5.23, `sglang/srt/mem_cache/allocator/base.py`, `paged.py` and 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         self.pitch = memory.layout.tokens_per_page_pitch
         super().__init__(0, memory.layout.page_tokens, dtype, device, kvcache, need_sort=False)
         self.free_group = None
+        self.last_resort: Callable[[int], bool] = lambda pages: False
+        """Called with the pages of an allocation that would fail; tells whether another try is worth it."""
 
     @property
     def size(self) -> int:
@@ -158,6 +160,8 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         return None if room < 1 else min(max_new_tokens, room)
 
     def _take(self, count: int) -> list[int] | None:
+        if count > self.memory.pages.num_free and not self.last_resort(count):
+            return None
         try:
             return self.memory.pages.take(PageKind.ATTENTION, count)
         except CapacityError:

@@ -111,7 +111,8 @@ class OrganizationRadixCache(UnifiedRadixCache):
         num_tokens, mamba_num: tokens and state slots that are missing beyond those available now.
         """
         served = process.served()
-        if self.disable or options:
+        by_pool = not served.memory.shared and not served.policies.chosen.value_eviction
+        if self.disable or options or by_pool:
             return self._count(super().evict_for_alloc(params, **options))
         start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store
@@ -124,10 +125,9 @@ class OrganizationRadixCache(UnifiedRadixCache):
                 continue
             kinds = frozenset(Kind) if served.memory.shared else _kinds_of_need(pages.num_free < wanted_pages)
             victim = next_victim(self._candidates(kinds))
-            if victim is not None:
-                self._carry_out(victim, tracker)
-            elif not self.protection.yield_all():
+            if victim is None:
                 break
+            self._carry_out(victim, tracker)
         self.update_eviction_metrics(tracker[BASE_COMPONENT_TYPE], start_time)
         return self._count(
             EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
@@ -222,7 +222,9 @@ def build(ctx: Any) -> Any:
         **(ctx.params.component_registry_override or {}),
         ComponentType.MAMBA: CheckpointComponent,
     }
-    return create_unified_radix_cache(ctx, cache_class=OrganizationRadixCache)
+    tree = create_unified_radix_cache(ctx, cache_class=OrganizationRadixCache)
+    ctx.params.token_to_kv_pool_allocator.last_resort = tree.protection.make_room
+    return tree
 
 
 def register() -> None:

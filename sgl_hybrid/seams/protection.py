@@ -4,9 +4,8 @@ A protected checkpoint has an execution reference like one that a request reads:
 nothing on the path to it is a candidate for eviction, and every size that SGLang asks for counts it as not evictable.
 Protection ends with the producer (retention) or when the request resumes, after its own lock was taken (pins).
 
-It yields, all of it, when an allocation that cannot wait finds nothing else to evict: at admission when nothing runs,
-and for a request that has been admitted. While SGLang may still take back a request, or leave a boundary unpublished,
-it does not (`holding`).
+It yields, all of it, where there is no other way out: to a request that fits when nothing runs, to the last request
+that runs (otherwise SGLang takes requests back), and to an allocation that would fail although it was admitted.
 
 Source: paper sections 4.5 and B.2; SGLang 0.5.23, `sglang/srt/mem_cache/unified_radix_cache.py` (`lock`).
 """
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE
 
 from radix.demand import Namespace
@@ -40,7 +40,6 @@ class Protection:
         self._pinned: dict[str, Any] = {}
         self._decided: list[Plan] = []
         self._publisher: Any = None
-        self._holding = False
 
     @property
     def policies(self) -> Policies:
@@ -110,8 +109,8 @@ class Protection:
         self._unpin(rid)
 
     def yield_all(self) -> bool:
-        """Give up all protection, unless it is held; False if there was none to give up."""
-        if self._holding or not (self._retained or self._pinned):
+        """Give up all protection; False if there was none to give up."""
+        if not (self._retained or self._pinned):
             return False
         plan, _ = self.policies.yielded()
         self._carry_out(plan)
@@ -119,14 +118,14 @@ class Protection:
             self._unpin(rid)
         return True
 
-    @contextmanager
-    def holding(self, hold: bool = True) -> Iterator[None]:
-        """While an allocation has another way out than the units that are protected."""
-        before, self._holding = self._holding, hold
-        try:
-            yield
-        finally:
-            self._holding = before
+    def make_room(self, pages: int) -> bool:
+        """Give up all protection for an allocation of `pages` attention pages that would fail, and evict for it."""
+        if not self.yield_all():
+            return False
+        memory = process.served().memory
+        missing = pages - memory.pages.num_free
+        self.tree.evict_for_alloc(EvictParams(num_tokens=missing * memory.layout.page_tokens))
+        return True
 
     def reset(self) -> None:
         """The tree was dropped, with every lock."""
@@ -216,15 +215,12 @@ def note_arrival(result: None, self: Any, req: Any, is_retracted: bool = False) 
 
 
 def pin_before_release(original: Callable[..., bool], *, req: Any, tree_cache: Any, **options: Any) -> bool:
-    """Around `release_req`: a request that will resume is pinned before its lock goes; what SGLang evicts at once for
-    the requests that stay does not touch what is protected."""
+    """Around `release_req`: a request that will resume is pinned before its lock goes, as SGLang then evicts at once
+    for the requests that stay."""
     protection = protection_of(tree_cache)
-    if protection is None:
-        return original(req=req, tree_cache=tree_cache, **options)
-    if req.to_finish is None and not req.finished():
+    if protection is not None and req.to_finish is None and not req.finished():
         protection.retracted(req)
-    with protection.holding():
-        return original(req=req, tree_cache=tree_cache, **options)
+    return original(req=req, tree_cache=tree_cache, **options)
 
 
 def protection_of(tree_cache: Any) -> Protection | None:

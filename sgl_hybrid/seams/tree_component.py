@@ -145,8 +145,7 @@ class CheckpointComponent(MambaComponent):
         req.kv.mamba_next_track_idx = req.kv.mamba_ping_pong_empty.index(True)
         if req.skip_radix_cache_insert:
             return False
-        with self.cache.protection.holding():
-            slot = self.slot_or_none(evict=evict)
+        slot = self.slot_or_none(evict=evict)
         if slot is None:
             self.store.counts.skipped += 1
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from sglang.srt.managers.schedule_batch import Req
@@ -13,6 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from radix.headroom import headroom_blocks
 from sgl_hybrid.memory import ORGANIZATIONS
+from sgl_hybrid.seams.admission import check_decode
 from sgl_hybrid.seams.isolation import separate_adapter
 from tests.seams.policy_flow import PolicyServer
 from tests.seams.request_flow import prompt
@@ -217,6 +219,42 @@ def test_pins_yield_to_a_request_that_fits_when_nothing_runs(org: str) -> None:
     assert server.policies.pins.held == {}
     server.finish(server.running[0])
     assert [server.resume(req) is not None for req in reqs[:1]] == [True]
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_protection_stays_while_sglang_evicts_more_than_it_needs(org: str) -> None:
+    """Before each decode step SGLang evicts for a page of every row, whether or not one is needed."""
+    server = PolicyServer(org, pages=44, checkpoints=6, preempt_pin_k=1, protection_budget=1.0)
+    req = server.retract(server.begin(prompt(8, seed=1)))
+    server.cache.tree.evict_for_alloc(EvictParams(num_tokens=44 * PAGE_TOKENS))
+    assert list(server.policies.pins.held) == [req.rid]
+    assert server.policies.counts.yielded == 0
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_an_allocation_that_would_fail_takes_what_is_protected(org: str) -> None:
+    server = PolicyServer(org, pages=44, checkpoints=6, preempt_pin_k=1, protection_budget=1.0)
+    req = server.retract(server.begin(prompt(8, seed=1)))
+    assert server.cache.tokens.alloc(44 * PAGE_TOKENS) is not None
+    assert (server.policies.pins.held, server.policies.counts.yielded) == ({}, 1)
+    assert req.rid not in server.protection._pinned
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_only_the_last_running_request_takes_what_is_protected(others: int) -> None:
+    """With another one, SGLang takes that one back instead."""
+    server = PolicyServer("s2", pages=44, checkpoints=0, preempt_pin_k=1, protection_budget=1.0)
+    server.retract(server.begin(prompt(8, seed=1)))
+    free = server.memory.pages.num_free
+    batch = SimpleNamespace(
+        new_tokens_required_next_decode=lambda selected: (free + 1) * PAGE_TOKENS,
+        token_to_kv_pool_allocator=server.cache.tokens,
+        tree_cache=server.cache.tree,
+        spec_algorithm=None,
+        reqs=[None] * (1 + others),
+    )
+    assert check_decode(batch) is not bool(others)
+    assert len(server.policies.pins.held) == others
 
 
 def test_a_waiting_request_that_is_given_up_leaves_no_pin() -> None:
