@@ -1,0 +1,1 @@
+"""Causal attention of a prefill in tiles of fixed shape."""
