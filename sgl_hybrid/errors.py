@@ -2,7 +2,7 @@
 
 A user's mistake is a `SettingError`: one line that says what was expected, what was given and the nearest valid value.
 Command-line programs print it and exit with status 2. A shortage of memory is a `CapacityError`; a broken ledger is an
-`InvariantError`, raised by `check()` methods only.
+`InvariantError`, raised by `check()` methods and debug checks only.
 """
 
 from __future__ import annotations
@@ -23,4 +23,4 @@ class CapacityError(RuntimeError):
 
 
 class InvariantError(AssertionError):
-    """A ledger or a tree is inconsistent. Raised by `check()` methods only."""
+    """A ledger, a tree or a published checkpoint is inconsistent. Raised by `check()` methods and debug checks only."""
