@@ -22,13 +22,17 @@ CHECKPOINT_EVICTION = ("lru", "value")
 PREEMPT_PIN_K = ("off", "3", "2", "1")
 RETENTION_K = 2
 PROTECTION_BUDGET = 0.25
+CHECKPOINT_PLACEMENTS = ("all", "last", "branch")
 ENVIRONMENT_PREFIX = "SGLANG_HYBRID_"
 CPU_PLATFORM = "sgl_hybrid_cpu"
 """Value of `SGLANG_PLATFORM` that asks for the CPU reference platform."""
 
 
 class Flag(NamedTuple):
-    """One command-line flag of the plugin: `name` without dashes, its metavariable and its help text."""
+    """One command-line flag of the plugin: `name` without dashes, its metavariable and its help text.
+
+    A switch has an empty metavariable and takes no value on the command line.
+    """
 
     name: str
     metavar: str
@@ -37,6 +41,10 @@ class Flag(NamedTuple):
     @property
     def option(self) -> str:
         return "--" + self.name
+
+    @property
+    def usage(self) -> str:
+        return f"{self.option} {self.metavar}".rstrip()
 
     @property
     def field(self) -> str:
@@ -115,6 +123,18 @@ FLAGS: tuple[Flag, ...] = (
         "Which cached unit is evicted first: the least recent (lru, default), or the one whose loss is expected to "
         "cost the least recomputation per byte (value).",
     ),
+    Flag(
+        "checkpoint-placement",
+        "{all,last,branch}",
+        "Boundaries of a prompt whose state is kept: all, the last, or branch points of the prefix tree and the last "
+        "(branch, default).",
+    ),
+    Flag(
+        "no-exact-continuation",
+        "",
+        "Give up equal bits of found and recomputed prefixes: attention as SGLang computes it, and states that "
+        "decoding wrote are cached too.",
+    ),
 )
 
 
@@ -139,6 +159,18 @@ class MemorySettings(msgspec.Struct, frozen=True):
     preempt_pin_k: int | None = None
     protection_budget: float | None = None
     checkpoint_eviction: str | None = None
+    checkpoint_placement: str | None = None
+    no_exact_continuation: bool | None = None
+
+    @property
+    def placement(self) -> str:
+        """`checkpoint_placement`, or its default."""
+        return self.checkpoint_placement or "branch"
+
+    @property
+    def exact_continuation(self) -> bool:
+        """Whether a cached prefix must give the bits of a recomputed one."""
+        return not self.no_exact_continuation
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> MemorySettings | None:
@@ -196,6 +228,10 @@ class MemorySettings(msgspec.Struct, frozen=True):
             preempt_pin_k=None if pin_k in (None, "off") else int(pin_k),
             protection_budget=_protection(given.get("protection_budget")),
             checkpoint_eviction=_choice("--checkpoint-eviction", given.get("checkpoint_eviction"), CHECKPOINT_EVICTION),
+            checkpoint_placement=_choice(
+                "--checkpoint-placement", given.get("checkpoint_placement"), CHECKPOINT_PLACEMENTS
+            ),
+            no_exact_continuation=_switch("--no-exact-continuation", given.get("no_exact_continuation")),
         )
 
     @classmethod
@@ -224,6 +260,16 @@ def _fraction(value: object) -> float | str | None:
     if not 0.0 < number < 1.0:
         raise SettingError(f"--d0-attention-fraction: expected a number between 0 and 1 or 'auto', got {value!r}")
     return number
+
+
+def _switch(option: str, value: object) -> bool | None:
+    """True if a switch was given; a false value is the same as leaving it out."""
+    text = str(value).lower()
+    if value is None or text in ("0", "false"):
+        return None
+    if text in ("1", "true"):
+        return True
+    raise SettingError(f"{option}: expected it without a value, or 1 in its environment form, got {value!r}")
 
 
 def _tokens(option: str, value: object) -> int | None:

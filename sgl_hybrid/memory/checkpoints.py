@@ -46,7 +46,8 @@ class Move(NamedTuple):
 
 class Counts(msgspec.Struct):
     """Events since the store was made. `cross_invalidated` are checkpoints freed because their slab was reclaimed,
-    `skipped` boundaries left unpublished because no checkpoint could be had for the request to go on with."""
+    `skipped` boundaries left unpublished because no checkpoint could be had for the request to go on with,
+    `decode_crossings` those that decoding passed and left unpublished because a prefill would not repeat its bits."""
 
     allocated: int = 0
     published: int = 0
@@ -54,6 +55,7 @@ class Counts(msgspec.Struct):
     cross_invalidated: int = 0
     migrated: int = 0
     skipped: int = 0
+    decode_crossings: int = 0
 
 
 class CheckpointStore:

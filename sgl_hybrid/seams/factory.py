@@ -76,17 +76,41 @@ class OrganizationRadixCache(UnifiedRadixCache):
         super().reset()
         self.tree_core.evictable_device_leaves = LeafQueue(self.tree_core.evictable_device_leaves)
         self.protection.reset()
+        if self.checkpoints.audit is not None:
+            self.checkpoints.audit.clear()
         self.checkpoints.node_of.clear()
+        self.checkpoints.captures.clear()
         self.checkpoints.crossed.clear()
         self.checkpoints.kept.clear()
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **options: Any) -> None:
-        """Publish as SGLang does, then do what the policies decide on it. The request keeps no cached state locked,
-        unless its next step reads it."""
+        """Publish as SGLang does, but first the boundaries before the tracked one, by depth; then do what the policies
+        decide on it. The request keeps no cached state locked, unless its next step reads it."""
+        component = self.checkpoints
         with self.protection.publishing(req):
+            for capture in component.captures.give(req):
+                component.publishing = capture
+                try:
+                    super().checkpoint_into_tree(req, up_to=capture.position, **options)
+                finally:
+                    component.publishing = None
             super().checkpoint_into_tree(req, up_to=up_to, **options)
-            if not req.finished() and req.rid not in self.checkpoints.crossed:
-                self.checkpoints.release_state(req)
+            if not req.finished() and req.rid not in component.crossed:
+                component.release_state(req)
+
+    def evict_between(self) -> bool:
+        """Evict the checkpoint that is due next, unless the tree branches there; tell whether."""
+        due = next_victim([found for found in self._candidates() if found.kind is Kind.CHECKPOINT])
+        node = None if due is None else self.tree_core.node_by_id(due.key)
+        if node is None or len(node.children) > 1:
+            return False
+        tracker = dict.fromkeys(self.tree_components, 0)
+        process.served().activity.evictions[Kind.CHECKPOINT.value] += 1
+        self.evict_checkpoint(node, tracker)
+        self._count(
+            EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
+        )
+        return True
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """As SGLang's; the request produces nothing more."""

@@ -28,9 +28,8 @@ def add_arguments(result: None, parser: argparse.ArgumentParser) -> None:
     """After `ServerArgs.add_cli_args`: add the plugin's group. Values stay text; `MemorySettings` checks them."""
     group = parser.add_argument_group("memory organization (sgl_hybrid)")
     for flag in FLAGS:
-        group.add_argument(
-            flag.option, type=str, metavar=flag.metavar, default=os.environ.get(flag.environment), help=flag.help
-        )
+        kind = {"type": str, "metavar": flag.metavar} if flag.metavar else {"action": "store_const", "const": "1"}
+        group.add_argument(flag.option, default=os.environ.get(flag.environment), help=flag.help, **kind)
 
 
 def from_arguments(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:

@@ -62,6 +62,7 @@ def memory(wanted: MemorySettings) -> None:
     from sgl_hybrid.seams import (
         admission,
         compat,
+        exact,
         factory,
         hooks,
         isolation,
@@ -74,6 +75,6 @@ def memory(wanted: MemorySettings) -> None:
 
     compat.check_version()
     factory.register()
-    modules = pools, tracking, admission, mamba_backend, protection, isolation, status
+    modules = pools, tracking, exact, admission, mamba_backend, protection, isolation, status
     hooks.apply([seam for module in modules for seam in module.SEAMS])
     _settings = wanted

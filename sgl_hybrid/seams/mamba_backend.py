@@ -10,13 +10,15 @@ Source: SGLang 0.5.23, `sglang/srt/layers/attention/hybrid_linear_attn_backend.p
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
 from sgl_hybrid.memory.organization import RecurrentAddress
-from sgl_hybrid.seams import process
+from sgl_hybrid.seams import exact, process
 from sgl_hybrid.seams.hooks import Seam
 from triton_ops.conv_scan.api import conv_scan
 from triton_ops.conv_update import torch_path as conv_path
@@ -61,8 +63,10 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
         self.memory = process.served().memory
+        self.audit = process.served().audit
         self.layout = self.memory.layout
         self.source = self.req_to_token_pool.mamba_pool.source
+        self.captures = self.req_to_token_pool.mamba_pool.captures
         self.prefill_plan: PrefillPlan | None = None
         self.decode_plan: DecodePlan | None = None
         self.layers: dict[int, Layer] = {}
@@ -71,6 +75,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         super().init_forward_metadata(forward_batch)
         self.memory.pool.update_tables(self.memory.store)
         metadata = self.forward_metadata
+        exact.begin_forward(num_prefills=metadata.num_prefills)
         self.prefill_plan = self._plan_prefill(forward_batch, metadata.num_prefills) if metadata.num_prefills else None
         self.decode_plan = self._plan_decode(forward_batch, metadata.num_decodes) if metadata.num_decodes else None
 
@@ -101,10 +106,19 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
             grid = self.layout.checkpoint_interval
             captures = [(row, lengths[row] // grid * grid) for row in tracked.tolist()]
             kept = forward_batch.mamba_track_indices[:num_prefills][tracked].to(torch.int64)
+        further = [
+            (row, *capture) for row, slot in enumerate(slots.tolist()) for capture in self.captures.pop(slot, ())
+        ]
+        captures += [(row, position) for row, position, _ in further]
+        kept = torch.cat((kept, slots.new_tensor([slot for _, _, slot in further])))
         read = fresh = None
         if any(starts):
             read = self._rows(self.source[slots])
             fresh = torch.tensor([start == 0 for start in starts], device=slots.device)
+        if self.audit is not None:
+            ends = [start + end - first for start, (first, end) in zip(starts, pairwise(row_ends), strict=True)]
+            kept_at = [position for _, position in captures]
+            self._check_states(self.source[slots], torch.cat((slots, kept)), [*ends, *kept_at])
         self.source[slots] = slots
         self.source[kept] = kept
         return PrefillPlan(starts, row_ends, read, fresh, self._rows(slots), captures, self._rows(kept))
@@ -112,9 +126,14 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
     def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
         slots = self.forward_metadata.mamba_cache_indices[-num_decodes:].to(torch.int64)
         read, written = self.source[slots], slots
+        if exact.is_exact():
+            lengths = forward_batch.seq_lens_cpu[-num_decodes:].numpy()
+            crossings = np.count_nonzero(lengths % self.layout.checkpoint_interval == 0)
+            self.memory.store.counts.decode_crossings += crossings
         tracked = forward_batch.mamba_track_mask
         # Most steps cross no boundary and read where they write, which the host can see if it holds the tensors.
         if slots.is_cpu and (tracked is None or not tracked[-num_decodes:].any()) and torch.equal(read, slots):
+            self._check_decode(forward_batch, read, slots)
             rows = self._rows(slots)
             return DecodePlan(rows, rows)
         if tracked is not None:
@@ -124,8 +143,19 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
             written = torch.where(mask, kept, slots)
             self.source[written] = written
         self.source[slots] = written
+        self._check_decode(forward_batch, read, written)
         both = self.memory.pool.table_rows(torch.stack((read, written)))
         return DecodePlan(self._split_rows(both[0]), self._split_rows(both[1]))
+
+    def _check_decode(self, forward_batch: Any, read: torch.Tensor, written: torch.Tensor) -> None:
+        if self.audit is not None:
+            self._check_states(read, written, forward_batch.seq_lens_cpu[-len(written) :].tolist())
+
+    def _check_states(self, read: torch.Tensor, written: torch.Tensor, consumed: list[int]) -> None:
+        """Debug checks before a step: what it reads is as published, what it writes is not published."""
+        for v in read.tolist():
+            self.audit.read(v)
+        self.audit.wrote(zip(written.tolist(), consumed, strict=True))
 
     def forward(
         self,

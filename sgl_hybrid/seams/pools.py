@@ -101,30 +101,28 @@ def checkpoint_grid(original: Callable[..., int], server_args: Any) -> int:
 
 
 def track_for_extend(self: Any, req: Any) -> Any:
-    """Replace `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track the state at an absolute boundary.
+    """Replace `ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend`: track states at absolute boundaries.
 
     SGLang counts the grid from where the chunk starts, so after a chunk that ends off the grid it publishes at depths
-    that no other request can meet. Here the tracked depth is the deepest multiple of the interval inside the chunk, or
-    the branch point of the tree when that lies inside it; the published depth equals the tokens whose state is held.
+    that no other request can meet. Here `radix.boundary` says which boundaries of the chunk are kept; the state of the
+    deepest goes to the tracking slot, those before it to slots of their own (`captures`). The published depth equals
+    the tokens whose state is held.
 
-    The tracking slot is taken here, after the batch has its pages, and given to the tree with the result; without room
-    for it the boundary stays unpublished.
+    The slots are taken here, after the batch has its pages, and given to the tree with the result; a boundary without
+    room for it stays unpublished.
 
     The returned length names the boundary as SGLang's kernels expect it: the boundary itself when the chunk ends there,
     one token more otherwise (SGLang then reads the intermediate state).
     """
     from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
-    from sglang.srt.runtime_context import mamba_checkpoint_grid
 
-    grid = mamba_checkpoint_grid(self.tree_cache.page_size)
-    boundary = req.extend_end // grid * grid
-    if boundary <= req.prefix_len or not self.tree_cache.checkpoints.take_tracking_slot(req, evict=True):
+    component = self.tree_cache.checkpoints
+    taken = component.captures.take(req)
+    if not taken:
         position = req.kv.mamba_next_track_idx
         return _MambaRadixCacheV2TrackEntry(track_mask=False, track_position=position, track_seqlen=-1)
-    branch = req.mamba_branching_seqlen
-    if branch is not None and branch % grid == 0 and req.prefix_len < branch < boundary:
-        boundary = branch
-    position = req.kv.mamba_last_track_idx = req.kv.mamba_next_track_idx
+    boundary, slot = taken[-1]
+    position = req.kv.mamba_last_track_idx = component.track_in(req, slot)
     req.kv.mamba_last_track_seqlen = boundary
     length = boundary if boundary == req.extend_end else boundary + 1
     return _MambaRadixCacheV2TrackEntry(track_mask=True, track_position=position, track_seqlen=length)

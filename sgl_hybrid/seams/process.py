@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import NamedTuple
 
 from radix.eviction import Kind
@@ -12,6 +13,7 @@ from radix.retention import Lifetime
 from sgl_hybrid.config import PROTECTION_BUDGET, RETENTION_K
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.activity import Activity
+from sgl_hybrid.memory.audit import CheckpointAudit
 from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
 from sgl_hybrid.memory.dual_pool import DualPoolLedger, Pool
 from sgl_hybrid.memory.state_memory import StateMemory
@@ -19,15 +21,19 @@ from sgl_hybrid.seams.sizing import MemoryPlan
 
 logger = logging.getLogger(__name__)
 
+DEBUG_CHECKPOINTS = os.environ.get("SGLANG_HYBRID_DEBUG_CHECKPOINTS") == "1"
+"""For tests and debugging: hash every published checkpoint when it is published, read and evicted."""
+
 
 class Served(NamedTuple):
-    """The plan, its policies and its counters."""
+    """The plan, its policies and its counters. `audit` is None unless checkpoints are checked."""
 
     plan: MemoryPlan
     memory: StateMemory
     ledger: DualPoolLedger
     activity: Activity
     policies: Policies
+    audit: CheckpointAudit | None
 
 
 _served: Served | None = None
@@ -44,7 +50,9 @@ def start(plan: MemoryPlan, memory: StateMemory) -> None:
             Pool.RECURRENT: checkpoint_unit_total_bytes(layout),
         },
     )
-    _served = Served(plan, memory, ledger, Activity(tuple(kind.value for kind in Kind)), policies_of(plan, memory))
+    activity = Activity(tuple(kind.value for kind in Kind))
+    audit = CheckpointAudit(memory) if DEBUG_CHECKPOINTS else None
+    _served = Served(plan, memory, ledger, activity, policies_of(plan, memory), audit)
     logger.info("sgl_hybrid memory organization: %s", json.dumps(plan.describe(), sort_keys=True))
 
 

@@ -48,6 +48,8 @@ class MemoryPlan(NamedTuple):
             "organization": layout.organization,
             "page_tokens": layout.page_tokens,
             "checkpoint_interval": layout.checkpoint_interval,
+            "checkpoint_placement": self.settings.placement,
+            "exact_continuation": self.settings.exact_continuation,
             "members": layout.members,
             "planes": layout.planes,
             "groups": layout.groups,

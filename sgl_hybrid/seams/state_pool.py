@@ -47,6 +47,7 @@ class TableStatePool(MambaPool):
     """States behind tables. Of SGLang's pool it keeps the interface that the scheduler and the model runner use.
 
     source: [num_virtual + 1] int64, the slot that holds the state of each slot (itself, unless it is another's).
+    captures: states that the next step writes beside SGLang's tracked one: (position, slot) by the request's slot.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class TableStatePool(MambaPool):
             raise ValueError(f"expected one conv tensor per layer, got {len(cache_params.shape.conv)}")
         self.mem_usage = self.memory.pool.state_bytes / (1 << 30)
         self.source = torch.arange(self.memory.store.num_virtual + 1, dtype=torch.int64, device=device)
+        self.captures: dict[int, list[tuple[int, int]]] = {}
 
     @property
     def size(self) -> int:

@@ -26,7 +26,7 @@ def take_slots(self: Any, mamba_track_interval: int) -> None:
     """
     checkpoints = self.tree_cache.checkpoints
     for row in np.flatnonzero(self.seq_lens_cpu.numpy() % mamba_track_interval == 0).tolist():
-        checkpoints.take_tracking_slot(self.reqs[row], evict=False)
+        checkpoints.take_tracking_slot(self.reqs[row])
 
 
 def give_slots_back(self: Any) -> None:

@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.unified_cache.components.base import (
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sgl_hybrid.seams import process
+from sgl_hybrid.seams.captures import Capture, Captures
 
 RECENCY = "sgl_hybrid_recency"
 """Key of a node's component metadata: when its checkpoint was last used."""
@@ -33,7 +34,10 @@ class CheckpointComponent(MambaComponent):
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)
         self.store = process.served().memory.store
+        self.audit = process.served().audit
         self.node_of: dict[int, Any] = {}
+        self.captures = Captures(cache)
+        self.publishing: Capture | None = None
         self.crossed: dict[str, Any] = {}
         """Requests by id that go on, in their next decode step, from a boundary that they have just published."""
         self.kept: list[Any] = []
@@ -47,6 +51,13 @@ class CheckpointComponent(MambaComponent):
         """The checkpoint that a node names, None for a tombstone."""
         value = node.component_data[self.component_type].value
         return None if value is None else int(value)
+
+    def depth_of(self, node: Any) -> int:
+        """Tokens from the root to the end of a node."""
+        depth = 0
+        while node is not self.tree_core.root_node:
+            depth, node = depth + len(node.key), node.parent
+        return depth
 
     def refresh_lru(self, phase: LRURefreshPhase, node: Any, root_node: Any) -> None:
         super().refresh_lru(phase, node, root_node)
@@ -74,12 +85,16 @@ class CheckpointComponent(MambaComponent):
             v = int(data.value)
             self.store.publish(v)
             self.node_of[v] = node
+            if self.audit is not None:
+                self.audit.published(v, self.depth_of(node))
             if data.lock_ref > 0:
                 self.store.acquire(v)
             self.cache.protection.published(node, v)
 
     def evict_component(self, node: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
         before = self.checkpoint_of(node)
+        if before is not None and self.audit is not None:
+            self.audit.left(before)
         freed = super().evict_component(node, *args, **kwargs)
         if before is not None and self.checkpoint_of(node) is None:
             del self.node_of[before]
@@ -102,7 +117,13 @@ class CheckpointComponent(MambaComponent):
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
-        """As SGLang's, but an unfinished request gives its tracking slot away and takes no other in its place."""
+        """As SGLang's, but an unfinished request gives its tracking slot away and takes no other in its place.
+
+        While a capture is published, that is what the tree gets, and the request keeps its slots.
+        """
+        if self.publishing is not None:
+            insert_params.mamba_value = torch.tensor([self.publishing.slot])
+            return self.publishing.position
         if is_finished or not self.cache.enable_mamba_extra_buffer:
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         boundary = req.kv.mamba_last_track_seqlen
@@ -116,9 +137,19 @@ class CheckpointComponent(MambaComponent):
     def cleanup_after_caching_req(
         self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None
     ) -> None:
-        """As SGLang's, but a request whose next step reads the slot that the tree did not want keeps it until then."""
+        """As SGLang's, but a request whose next step reads the slot that the tree did not want keeps it until then.
+
+        A capture that the tree did not want is freed, and nothing else happens to the request; one that ends gives back
+        the captures that it has not published.
+        """
         unwanted = insert_result is None or insert_result.mamba_exist
-        if not is_finished and unwanted and req.rid in self.crossed and insert_params.mamba_value is not None:
+        if self.publishing is not None:
+            if unwanted:
+                self.captures.give_back(self.publishing)
+            return
+        if is_finished:
+            self.captures.free(req)
+        elif unwanted and req.rid in self.crossed and insert_params.mamba_value is not None:
             self.cache.req_to_token_pool.set_mamba_ping_pong_slot(
                 req, req.kv.mamba_last_track_idx, insert_params.mamba_value[0]
             )
@@ -133,24 +164,30 @@ class CheckpointComponent(MambaComponent):
             pool.mamba_allocator.free(req.kv.mamba_ping_pong_track_buffer[position].unsqueeze(0))
             pool.set_mamba_ping_pong_slot(req, position, -1)
 
-    def take_tracking_slot(self, req: Any, *, evict: bool) -> bool:
-        """Give `req` a slot for the boundary that its next step crosses.
+    def take_tracking_slot(self, req: Any) -> bool:
+        """Give `req` a slot for the boundary that its next decode step crosses.
 
-        The step tracks at a position that was empty, whether or not there is a slot for it: with overlap scheduling the
-        other one may hold the boundary of the step before, whose result is still to come.
-
-        evict: whether cached units may go for it. False without room, which is counted, or if the request publishes
-        nothing; the boundary then stays unpublished.
+        Nothing is evicted for it: a state of the request's own output is not worth a cached one. False without room,
+        which is counted, or if the request publishes nothing; the boundary then stays unpublished.
         """
-        req.kv.mamba_next_track_idx = req.kv.mamba_ping_pong_empty.index(True)
         if req.skip_radix_cache_insert:
-            return False
-        slot = self.slot_or_none(evict=evict)
-        if slot is None:
-            self.store.counts.skipped += 1
-            return False
-        self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, req.kv.mamba_next_track_idx, slot[0])
-        return True
+            slot = None
+        else:
+            slot = self.slot_or_none(evict=False)
+            self.store.counts.skipped += slot is None
+        self.track_in(req, -1 if slot is None else int(slot))
+        return slot is not None
+
+    def track_in(self, req: Any, slot: int) -> int:
+        """Let the next step of `req` track its boundary in `slot` (-1: nowhere); return the position of the slot.
+
+        That is one that was empty, whether or not there is a slot: with overlap scheduling the other one may hold the
+        boundary of the step before, whose result is still to come.
+        """
+        position = req.kv.mamba_next_track_idx = req.kv.mamba_ping_pong_empty.index(True)
+        if slot >= 0:
+            self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, position, torch.tensor(slot))
+        return position
 
     def release_state(self, req: Any) -> None:
         """Drop the state from what the request locks: it continues from its own slot, so the cached checkpoint may be

@@ -34,8 +34,9 @@ SETUPS: dict[str, Setup] = {
         "--memory-org d0 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
         (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
     ),
-    "s0": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b63"),
-    "s1": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b63"),
+    "s0": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b63 --checkpoint-placement all"),
+    # Beside the default, what a user may turn off.
+    "s1": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b63 --no-exact-continuation"),
     "s2": Setup(
         "falcon-h1-nano",
         "--memory-org s2 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",
@@ -67,6 +68,9 @@ SETUPS: dict[str, Setup] = {
     ),
 }
 """Name of a server -> model, arguments and environment beyond the common ones, dtype."""
+
+CHECKS = {"SGLANG_HYBRID_DEBUG_CHECKPOINTS": "1"}
+"""Every server hashes its checkpoints and ends when one changes."""
 
 GRIDS = {"d0": 1792, "s0": 512, "s1": 512, "s2": 512}
 """Tokens between two boundaries, by organization."""
@@ -124,7 +128,7 @@ def servers(
             sglang_command(nano_models[setup.model], port, arguments),
             port=port,
             log=folder / f"{name}-{port}.log",
-            environment={**cpu_environment(setup.dtype), **dict(setup.environment)},
+            environment={**cpu_environment(setup.dtype), **CHECKS, **dict(setup.environment)},
         )
         running[name] = server.__enter__()
         server.wait_ready(READY_TIMEOUT_S)

@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sgl_hybrid.seams import tracking
+from sgl_hybrid.seams import process, tracking
 from sgl_hybrid.seams.admission import CheckedPrefillAdder
 from sgl_hybrid.seams.pools import track_for_extend
 from tests.seams.tree_fixture import Cache, codes
@@ -219,6 +219,7 @@ class TinyServer:
         assert contents.wrong_tokens(self._row(running.req, 0, length), numbers[:length]) == []
         source = int(states.source[int(running.req.kv.mamba_pool_idx)])
         assert contents.wrong_states({source: numbers[length - 1]}) == []
+        process.served().audit.read(source)
 
     def _run_extend(self, running: Running, position: int | None) -> None:
         req = running.req
@@ -229,9 +230,14 @@ class TinyServer:
         own = int(req.kv.mamba_pool_idx)
         contents.write_state(own, numbers[end - 1])
         states.source[own] = own
+        captures = states.captures.pop(own, [])
         if position is not None:
-            kept = int(req.kv.mamba_ping_pong_track_buffer[position])
-            contents.write_state(kept, numbers[req.kv.mamba_last_track_seqlen - 1])
+            tracking = int(req.kv.mamba_ping_pong_track_buffer[position])
+            captures = [*captures, (req.kv.mamba_last_track_seqlen, tracking)]
+        audit = process.served().audit
+        audit.wrote([(own, end), *((kept, depth) for depth, kept in captures)])
+        for depth, kept in captures:
+            contents.write_state(kept, numbers[depth - 1])
             states.source[kept] = kept
 
     def _run_decode(self, running: Running, position: int | None) -> None:
@@ -243,5 +249,6 @@ class TinyServer:
         contents.write_tokens(self._row(req, length - 1, length), numbers[length - 1 : length])
         own = int(req.kv.mamba_pool_idx)
         written = own if position is None else int(req.kv.mamba_ping_pong_track_buffer[position])
+        process.served().audit.wrote([(written, length)])
         contents.write_state(written, numbers[length - 1])
         states.source[own] = states.source[written] = written

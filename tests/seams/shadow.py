@@ -62,11 +62,13 @@ class ShadowedServer:
         self.server = TinyServer(self.cache)
         self.shared = self.cache.memory.shared
         self.naive = NaiveTree(PAGE_TOKENS, plan.layout.checkpoint_interval)
+        self.placement = plan.settings.placement
         self.flights: list[Flight] = []
         self.pins: list[tuple[Any, Prefix]] = []
         self.victims: Counter[Kind] = Counter()
         self._carry_out, self.cache.tree._carry_out = self.cache.tree._carry_out, self.watch
         self._evict, self.cache.tree.evict_for_alloc = self.cache.tree.evict_for_alloc, self.note_evictions
+        self._evict_between, self.cache.tree.evict_between = self.cache.tree.evict_between, self.note_between
 
     def admit(self, *prompts: Prefix, new_tokens: int = 24) -> list[Flight]:
         """Let requests in, in one pass of the scheduler; those behind the first that has to wait are not looked at."""
@@ -88,28 +90,48 @@ class ShadowedServer:
         begins = [flight.running.req.prefix_len for flight in batch]
         whole = [flight.prompt_tokens for flight in batch]
         stop = None if end is None or end >= min(whole) else end
+        ends = [prompt_tokens if stop is None else stop for prompt_tokens in whole]
+        wanted = [self.wanted(*chunk) for chunk in zip(batch, begins, ends, strict=True)]
+        skipped = self.cache.memory.store.counts.skipped
         if not self.server.extend(*[flight.running for flight in batch], end=stop):
             for flight in batch:
                 self.abort(flight)
             return False
         self.settle()
-        for flight, begin, prompt_tokens in zip(batch, begins, whole, strict=True):
-            self._publish(flight, begin, prompt_tokens if stop is None else stop)
+        taken = [self.tracked(flight) for flight in batch]
+        assert all(set(some) <= set(positions) for some, positions in zip(taken, wanted, strict=True))
+        assert sum(map(len, wanted)) - sum(map(len, taken)) == self.cache.memory.store.counts.skipped - skipped
+        for flight, boundaries in zip(batch, taken, strict=True):
+            self._publish(flight, boundaries)
         return True
 
-    def _publish(self, flight: Flight, begin: int, end: int) -> None:
-        """Publish the boundary that the tokens from `begin` to `end` have tracked, if there was a slot for it."""
-        boundary = end // self.naive.grid * self.naive.grid
-        branch = flight.running.req.mamba_branching_seqlen
-        if branch is not None and begin < branch < boundary:
-            boundary = branch
-        skips = flight.running.req.kv.mamba_last_track_seqlen is None
+    def wanted(self, flight: Flight, begin: int, end: int) -> list[int]:
+        """The boundaries that a prefill of the tokens from `begin` to `end` is to keep."""
+        grid = self.naive.grid
+        boundaries = range(grid, flight.prompt_tokens + 1, grid)
+        last = max((position for position in boundaries if position < flight.prompt_tokens), default=0)
+        branch = flight.running.req.mamba_branching_seqlen or 0
+        kept = {"all": set(boundaries), "last": {last}, "branch": {last, branch}}[self.placement]
+        return sorted(position for position in kept if begin < position <= end)
+
+    def tracked(self, flight: Flight) -> list[int]:
+        """The boundaries whose states a request holds unpublished, by position."""
+        req = flight.running.req
+        before = [capture.position for capture in self.cache.tree.checkpoints.captures.of_request.get(req.rid, ())]
+        return before if req.kv.mamba_last_track_seqlen is None else [*before, req.kv.mamba_last_track_seqlen]
+
+    def _publish(self, flight: Flight, boundaries: Sequence[int]) -> None:
+        """Publish what the last chunk has tracked."""
         self.server.publish(flight.running)
         self._relock(flight, flight.locked, state=False)
-        if boundary <= begin or skips:
-            self.settle()
-            return
-        self._settle_published(flight, boundary, state=False)
+        _, states = named_units(self.cache)
+        for boundary in boundaries:
+            prefix = flight.prefix(boundary)
+            self.naive.publish(prefix, self.pages_of(flight, boundary), states[prefix])
+        self.settle()
+        if boundaries:
+            self._relock(flight, flight.prefix(boundaries[-1]), state=False)
+            assert flight.running.req.kv.cache_protected_len == boundaries[-1]
 
     def decode(self, flight: Flight, token: int) -> bool:
         """Run one decode step; False if the request had to be taken back."""
@@ -233,6 +255,15 @@ class ShadowedServer:
         assert result.num_tokens_evicted == (blocks - len(self.naive.blocks)) * PAGE_TOKENS
         assert result.mamba_num_evicted == states - len(self.naive.states)
         return result
+
+    def note_between(self) -> bool:
+        """Evict one checkpoint to make room for one between others: the least recent, no branch point of the tree."""
+        by_use = [prefix for prefix in self.naive.by_use() if prefix not in self.naive.locked_states()]
+        evicted = self._evict_between()
+        blocks, states = self.naive.lost_to(*named_units(self.cache))
+        self.naive.lose(blocks, states)
+        assert states == ({by_use[0]} if evicted else set())
+        return evicted
 
     def settle(self, publisher: Flight | None = None, depth: int = 0, pages: Sequence[int] = ()) -> None:
         """Tell the oracle what `publisher` has given the tree; then both name the same units."""

@@ -83,7 +83,7 @@ def test_b51_hits_and_hits_lost_to_a_missing_checkpoint_are_told_apart(org: str)
 @pytest.mark.parametrize("org", ORGS)
 def test_b45_a_hit_is_shorter_by_an_evicted_checkpoint(org: str) -> None:
     """States at each block; that of the third is evicted, its attention stays."""
-    server = serve(org)
+    server = serve(org, placement="all")
     reuse = process.served().activity.reuse
     server.serve(prompt(4), chunk=PAGE_TOKENS)
     server.evict_state((None, prompt(3, rest=0)))

@@ -64,6 +64,12 @@ def test_d0_sets_what_sglang_needs(nano: Path) -> None:
     assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "float32"
 
 
+def test_a_switch_takes_no_value(nano: Path) -> None:
+    parse(nano, "--device", "cpu", "--memory-org", "s2", "--no-exact-continuation", "--memory-budget", "b63")
+    assert os.environ["SGLANG_HYBRID_NO_EXACT_CONTINUATION"] == "True"
+    assert os.environ["SGLANG_HYBRID_MEMORY_BUDGET"] == "b63"
+
+
 def test_the_environment_form_is_the_default_of_the_flag(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_HYBRID_MEMORY_ORG", "d0")
     monkeypatch.setenv("SGLANG_HYBRID_MEMORY_BUDGET", "b83")

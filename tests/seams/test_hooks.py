@@ -28,11 +28,11 @@ def test_a_seam_that_does_not_fit_is_refused(target: str, parameters: tuple[str,
 
 
 def test_every_seam_fits_the_pinned_version() -> None:
-    from sgl_hybrid.seams import admission, flags, mamba_backend, pools, status, unified_cpu
+    from sgl_hybrid.seams import admission, exact, flags, mamba_backend, pools, status, unified_cpu
 
     compat.check_version()
-    rival = (*unified_cpu.SEAMS, *unified_cpu.POOL_SEAMS)
-    for seam in (*flags.SEAMS, *pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *status.SEAMS, *rival):
+    others = (*exact.SEAMS, *unified_cpu.SEAMS, *unified_cpu.POOL_SEAMS)
+    for seam in (*flags.SEAMS, *pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *status.SEAMS, *others):
         hooks._check_signature(seam)
         assert seam.reason
 

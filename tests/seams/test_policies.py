@@ -102,7 +102,8 @@ def test_transient_frees_the_earlier_boundary_when_the_producer_passes_the_next(
     tokens = prompt(6)
     found = {}
     for lifetime in ("transient", "cached"):
-        server = PolicyServer(org, pages=80, checkpoints=16, checkpoint_lifetime=lifetime)
+        policies = {"checkpoint_lifetime": lifetime, "checkpoint_placement": "all"}
+        server = PolicyServer(org, pages=80, checkpoints=16, grid_blocks=2, **policies)
         running = chunks(server, tokens, 2 * PAGE_TOKENS, 4 * PAGE_TOKENS)
         found[lifetime] = [server.depth(tokens[:length]) // PAGE_TOKENS for length in (48, 80, 97)]
         server.finish(running)
@@ -113,8 +114,9 @@ def test_transient_frees_the_earlier_boundary_when_the_producer_passes_the_next(
 
 
 def test_transient_leaves_a_boundary_to_the_request_that_reads_it() -> None:
-    server = PolicyServer("s2", pages=80, checkpoints=0, checkpoint_lifetime="transient")
-    tokens = prompt(6)
+    policies = {"checkpoint_lifetime": "transient", "checkpoint_placement": "all"}
+    server = PolicyServer("s2", pages=80, checkpoints=0, grid_blocks=2, **policies)
+    tokens = prompt(4)
     (running,) = server.admit((None, tokens))
     assert server.extend(running, end=2 * PAGE_TOKENS)
     server.publish(running)
@@ -131,7 +133,8 @@ def test_retained_keeps_what_two_requests_want_while_the_producer_runs(org: str)
     context = prompt(4, rest=0)
     kept = {}
     for lifetime in ("cached", "retained"):
-        server = PolicyServer(org, pages=60, checkpoints=8, checkpoint_lifetime=lifetime, protection_budget=0.5)
+        policies = {"checkpoint_lifetime": lifetime, "protection_budget": 0.5, "checkpoint_placement": "all"}
+        server = PolicyServer(org, pages=60, checkpoints=8, grid_blocks=4, **policies)
         running = chunks(server, (*context, *range(90_000, 90_040)), 4 * PAGE_TOKENS)
         waits = Req("waits", "", array("q", (*context, 1, 2, 3)), SamplingParams(max_new_tokens=4))
         server.protection.arrived(waits)
@@ -142,7 +145,7 @@ def test_retained_keeps_what_two_requests_want_while_the_producer_runs(org: str)
         assert server.protection.num_retained == 0
         assert server.policies.budget.used == (0,) * len(server.policies.budget.used)
         counts = server.policies.counts
-        assert (counts.eligible_boundaries, counts.retained) == ((4, 1) if lifetime == "retained" else (0, 0))
+        assert (counts.eligible_boundaries, counts.retained) == ((1, 1) if lifetime == "retained" else (0, 0))
         server.pressure(16)
         assert server.depth((*context, 1, 2, 3)) == 0
         server.memory.check()

@@ -23,9 +23,12 @@ def _arguments() -> Iterator[None]:
         yield
 
 
-def server_of(conv_channels: int, *, pages: int = 120, slab_reclaim: str | None = None, **shape: int) -> ShadowedServer:
+def server_of(
+    conv_channels: int, *, pages: int = 120, slab_reclaim: str | None = None, placement: str = "branch", **shape: int
+) -> ShadowedServer:
     shape = {"conv_channels": conv_channels, **shape}
-    return ShadowedServer(tiny_plan("s2", pages=pages, checkpoints=0, slab_reclaim=slab_reclaim, **shape))
+    policies = {"slab_reclaim": slab_reclaim, "placement": placement}
+    return ShadowedServer(tiny_plan("s2", pages=pages, checkpoints=0, **policies, **shape))
 
 
 def by_slab(server: ShadowedServer) -> dict[int, list[Prefix]]:
@@ -117,7 +120,7 @@ def test_b49_reclaim_deletes_leaves_and_leaves_tombstones_inside(groups: int) ->
 
 def test_the_last_checkpoint_of_a_slab_goes_with_its_page() -> None:
     """By shortage: the states of an old chain go one by one, and the last of a slab as the slab."""
-    server = server_of(SLOTS_4, pages=80)
+    server = server_of(SLOTS_4, pages=80, placement="all")
     server.serve(prompt(10), chunk=PAGE_TOKENS)
     slabs = server.cache.memory.store.slabs
     num_slabs = slabs.num_slabs

@@ -52,10 +52,10 @@ def depths(server: ShadowedServer, tokens: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("org", ORGS)
 def test_b22_a_prompt_of_whole_blocks_is_found_but_for_its_last_block(serve: Serve, org: str) -> None:
-    """SGLang computes the last token anew. The first repetition finds no state before it, and leaves one there."""
+    """SGLang computes the last token anew, so the state that is kept is the one before the last block."""
     server = serve(org)
-    assert [server.serve(prompt(4, rest=0)) for _ in range(4)] == [0, 0, 48, 48]
-    assert [server.serve(prompt(4)) for _ in range(2)] == [64, 64]
+    assert [server.serve(prompt(4, rest=0)) for _ in range(3)] == [0, 48, 48]
+    assert [server.serve(prompt(4)) for _ in range(2)] == [48, 64]
 
 
 @pytest.mark.parametrize("org", ORGS)
@@ -129,7 +129,7 @@ def test_twins_of_one_batch_leave_one_copy(serve: Serve, org: str) -> None:
 @pytest.mark.parametrize("org", ORGS)
 def test_b9_published_depth_is_what_was_consumed(serve: Serve, org: str) -> None:
     """Chunks that end off a grid of two blocks; decoding across boundaries. The bytes say of which depth a state is."""
-    server = ShadowedServer(tiny_plan(org, pages=60, checkpoints=12, grid_blocks=2))
+    server = ShadowedServer(tiny_plan(org, pages=60, checkpoints=12, grid_blocks=2, placement="all"))
     (flight,) = server.admit((None, prompt(7, rest=3)), new_tokens=48)
     for end in (16, 48, 80, 115):
         assert server.extend(flight, end=end)
@@ -144,7 +144,7 @@ def test_b9_published_depth_is_what_was_consumed(serve: Serve, org: str) -> None
 @pytest.mark.parametrize("org", ORGS)
 def test_a_running_request_holds_one_slot_between_steps(serve: Serve, org: str) -> None:
     """Prefill and decode over boundaries; what they cross is found by another request while the first one runs."""
-    server = serve(org)
+    server = serve(org, placement="all")
     (flight,) = server.admit((None, prompt(3)), new_tokens=48)
     for end in (16, 40, 49):
         assert server.extend(flight, end=end)
@@ -199,7 +199,7 @@ def test_twins_that_decode_the_same_go_on_from_their_own_states(serve: Serve, or
 @pytest.mark.parametrize("chunks", range(6))
 def test_b34_an_aborted_request_leaves_what_it_published(serve: Serve, org: str, chunks: int) -> None:
     """Aborted before its first chunk, or after any: no page or slot is held, and nothing new is found."""
-    server = serve(org)
+    server = serve(org, placement="all")
     (flight,) = server.admit((None, prompt(5)))
     for chunk in range(chunks):
         assert server.extend(flight, end=(chunk + 1) * PAGE_TOKENS)
@@ -239,7 +239,7 @@ def test_b25_slots_used_over_and_over_carry_nothing_over(serve: Serve, org: str)
 @pytest.mark.parametrize("org", ORGS)
 def test_b47_leaves_go_first_in_every_lock_pattern(serve: Serve, org: str) -> None:
     """A chain of five nodes: what is locked stays with all attention before it, the rest goes from its end."""
-    server = serve(org)
+    server = serve(org, placement="all")
     tokens = prompt(5)
     for pattern in range(32):
         server.serve(tokens, chunk=PAGE_TOKENS)
@@ -260,7 +260,7 @@ def test_b47_leaves_go_first_in_every_lock_pattern(serve: Serve, org: str) -> No
 @pytest.mark.parametrize("org", ORGS)
 def test_b45_a_lost_inner_state_costs_its_depth_only(serve: Serve, org: str) -> None:
     """Attention stays, both before and behind; the next request leaves the state there again."""
-    server = serve(org)
+    server = serve(org, placement="all")
     tokens = prompt(3)
     server.serve(tokens, chunk=PAGE_TOKENS)
     server.probe(tokens[:PAGE_TOKENS])
@@ -275,7 +275,7 @@ def test_b45_a_lost_inner_state_costs_its_depth_only(serve: Serve, org: str) -> 
 
 @pytest.mark.parametrize("org", ORGS)
 def test_b16_no_state_is_found_behind_lost_attention(serve: Serve, org: str) -> None:
-    server = serve(org)
+    server = serve(org, placement="all")
     tokens = prompt(3)
     server.serve(tokens, chunk=PAGE_TOKENS)
     server.probe(tokens[: 2 * PAGE_TOKENS], pin=True)
@@ -286,7 +286,7 @@ def test_b16_no_state_is_found_behind_lost_attention(serve: Serve, org: str) -> 
 
 @pytest.mark.parametrize("org", ORGS)
 def test_b46_mild_pressure_costs_a_long_context_its_tail_at_most(serve: Serve, org: str) -> None:
-    server = serve(org, pages=60)
+    server = serve(org, placement="all", pages=60)
     tokens = prompt(8)
     server.serve(tokens, chunk=PAGE_TOKENS)
     before = len(server.naive.blocks)
@@ -315,7 +315,7 @@ def test_the_least_recently_used_goes_first_whatever_is_needed(serve: Serve, org
 @pytest.mark.parametrize("org", SHARED)
 def test_one_recency_order_over_both_kinds(serve: Serve, org: str) -> None:
     """States of an old chain, then its attention from the end, then the newer prompt; asked for pages only."""
-    server = serve(org)
+    server = serve(org, placement="all")
     old, new = prompt(3), prompt(3, seed=1)
     server.serve(old, chunk=PAGE_TOKENS)
     server.serve(new)
@@ -330,7 +330,7 @@ def test_one_recency_order_over_both_kinds(serve: Serve, org: str) -> None:
 
 
 def test_each_pool_of_d0_evicts_its_own_kind(serve: Serve) -> None:
-    server = serve("d0")
+    server = serve("d0", placement="all")
     tokens = prompt(4)
     server.serve(tokens, chunk=PAGE_TOKENS)
     server.run_short(slots=2)
@@ -355,7 +355,7 @@ def test_b51_evicted_tokens_are_counted_by_sglangs_metric(serve: Serve, org: str
 @pytest.mark.parametrize("org", ORGS)
 def test_a_state_that_returns_under_a_lock_is_referenced(serve: Serve, org: str) -> None:
     """The lock was taken on a tombstone; the state that is published there is protected until it is released."""
-    server = serve(org)
+    server = serve(org, placement="all")
     tokens = prompt(3)
     server.serve(tokens, chunk=PAGE_TOKENS)
     inner: Prefix = (None, tokens[: 2 * PAGE_TOKENS])
@@ -392,10 +392,10 @@ def test_b3_states_get_the_pages_that_attention_holds(serve: Serve, org: str) ->
 
 @pytest.mark.parametrize("org", SHARED)
 def test_b2_attention_gets_the_pages_that_states_hold(serve: Serve, org: str) -> None:
-    server = serve(org, pages=40)
+    server = serve(org, placement="all", pages=40)
     server.serve(prompt(9), chunk=PAGE_TOKENS)
     states = len(server.naive.states)
-    assert server.serve(prompt(24, seed=1), chunk=4 * PAGE_TOKENS) == 0
+    assert server.serve(prompt(24, seed=1), chunk=PAGE_TOKENS) == 0
     assert server.victims[Kind.CHECKPOINT] + server.victims[Kind.SLAB] > 0
     assert len(depths(server, prompt(9))) < states
 
@@ -405,7 +405,7 @@ def test_b2_a_boundary_without_room_for_another_slot_is_not_published(
     serve: Serve, org: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No slot is to be had for one chunk. The request goes on with the slot it has, and publishes the next time."""
-    server = serve(org, pages=30, checkpoints=6)
+    server = serve(org, placement="all", pages=30, checkpoints=6)
     (flight,) = server.admit((None, prompt(4)))
     assert server.extend(flight, end=PAGE_TOKENS)
     server.probe(prompt(4), pin=True)
@@ -418,7 +418,7 @@ def test_b2_a_boundary_without_room_for_another_slot_is_not_published(
     assert depths(server, prompt(4)) == [1]
     assert server.extend(flight)
     server.finish(flight)
-    assert depths(server, prompt(4)) == [1, 4]
+    assert depths(server, prompt(4)) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("org", ORGS)

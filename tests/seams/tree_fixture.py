@@ -2,7 +2,7 @@
 
 `Contents` plays what a model computes: the state and the attention at a position are a number that depends on the salt
 and on every token up to there. A page that was lost, reused or mixed up then shows as a wrong number. What the
-allocators get back is filled with NaN.
+allocators get back is filled with NaN, and published checkpoints are hashed.
 
 Source: SGLang 0.5.23, `sglang/srt/mem_cache/kv_cache_configurator.py` and `registry.py` build the same parts.
 """
@@ -53,29 +53,39 @@ class Cache(NamedTuple):
 @contextmanager
 def published_arguments() -> Iterator[None]:
     """Publish SGLang's arguments as a server does and poison what is freed; put the process's state back afterwards."""
-    before = HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED
-    allocators.POISON_FREED = True
+    before = HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED, process.DEBUG_CHECKPOINTS
+    allocators.POISON_FREED = process.DEBUG_CHECKPOINTS = True
     arguments = {"page_size": PAGE_TOKENS, "attention_backend": "torch_native"}
     try:
         with get_context().override_server_args(mamba_radix_cache_strategy="extra_buffer_lazy", **arguments):
             yield
     finally:
-        HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED = before
+        HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED, process.DEBUG_CHECKPOINTS = (
+            before
+        )
 
 
 def tiny_plan(
-    org: str, *, pages: int, checkpoints: int, grid_blocks: int = 1, slab_reclaim: str | None = None, **shape: int
+    org: str,
+    *,
+    pages: int,
+    checkpoints: int,
+    grid_blocks: int = 1,
+    slab_reclaim: str | None = None,
+    placement: str = "branch",
+    **shape: int,
 ) -> MemoryPlan:
     """Plan a pool of `pages`; in a dual organization that is the attention pool, beside one of `checkpoints`.
 
-    grid_blocks: the checkpoint grid in blocks. shape: `tiny_geometry`'s.
+    grid_blocks: the checkpoint grid in blocks. placement: `--checkpoint-placement`. shape: `tiny_geometry`'s.
     """
     geometry = tiny_geometry(**shape)
     layout = layout_for(org, geometry, page_tokens=PAGE_TOKENS, checkpoint_interval=grid_blocks * PAGE_TOKENS, planes=1)
     budget = Budget(text="tiny", total_bytes=0, planes=1)
     sizes = {"num_pages": pages} if layout.shared else {"num_attention_pages": pages, "num_checkpoints": checkpoints}
     units = Units(layout=layout, budget=budget, **sizes)
-    return MemoryPlan(MemorySettings(memory_org=org, slab_reclaim=slab_reclaim), geometry, layout, units)
+    settings = MemorySettings(memory_org=org, slab_reclaim=slab_reclaim, checkpoint_placement=placement)
+    return MemoryPlan(settings, geometry, layout, units)
 
 
 def start(plan: MemoryPlan) -> Cache:

@@ -65,9 +65,28 @@ def test_environment_form_survives_a_round_trip() -> None:
     assert "SGLANG_HYBRID_PAGE_TOKENS" not in environment
 
 
+def test_placement_and_exactness_have_defaults_and_can_be_given() -> None:
+    default = MemorySettings.from_values({"memory_org": "s2"})
+    assert (default.placement, default.exact_continuation) == ("branch", True)
+    environment: dict[str, str] = {}
+    given = MemorySettings("s2", checkpoint_placement="all", no_exact_continuation=True)
+    given.to_environment(environment)
+    assert environment["SGLANG_HYBRID_NO_EXACT_CONTINUATION"] == "True"
+    assert MemorySettings.from_environment(environment) == given
+    assert (given.placement, given.exact_continuation) == ("all", False)
+
+
+@pytest.mark.parametrize(("value", "exact"), [("1", False), (True, False), ("0", True), (False, True), ("", True)])
+def test_a_switch_is_given_or_left_out(value: object, exact: bool) -> None:
+    settings = MemorySettings.from_values({"memory_org": "s2", "no_exact_continuation": value})
+    assert settings.exact_continuation is exact
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"memory_org": "s2", "checkpoint_placement": "lst"}, ("--checkpoint-placement", "'lst'", "nearest: last")),
+        ({"memory_org": "s2", "no_exact_continuation": "yes"}, ("--no-exact-continuation", "without a value", "'yes'")),
         ({"memory_org": "s3"}, ("--memory-org", "s0, s1, s2, d0", "'s3'", "nearest: s2")),
         ({"memory_budget": "b63"}, ("--memory-budget", "--memory-org")),
         ({"memory_org": "s2", "d0_attention_fraction": "0.5"}, ("--d0-attention-fraction", "d0", "s2")),

@@ -180,7 +180,7 @@ def test_documents_name_the_version_of_sglang() -> None:
 
 
 def test_flag_tables_equal_the_flags() -> None:
-    options = [f"`{flag.option} {flag.metavar}`" for flag in FLAGS]
+    options = [f"`{flag.usage}`" for flag in FLAGS]
     helps = [flag.help for flag in FLAGS]
     environments = [f"`{flag.environment}`" for flag in FLAGS]
     assert table(README, "flag", "meaning") == list(zip(options, helps, strict=True))
