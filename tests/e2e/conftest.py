@@ -28,6 +28,12 @@ class Setup(NamedTuple):
     dtype: str = "float32"
 
 
+POLICIES = (
+    "--checkpoint-lifetime retained --preempt-pin-k 1 --protection-budget 0.5 --checkpoint-eviction value "
+    "--schedule-conservativeness 0.01 --enable-metrics --enable-cache-report"
+)
+"""Flags of the policies beyond headroom, and what lets SGLang admit more than fits."""
+
 SETUPS: dict[str, Setup] = {
     "d0": Setup(
         "falcon-h1-nano",
@@ -61,6 +67,17 @@ SETUPS: dict[str, Setup] = {
     "s0-tiny": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b24"),
     "s1-tiny": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b12"),
     "stock": Setup("falcon-h1-nano", "--page-size 16 --max-total-tokens 65536 --max-mamba-cache-size 120"),
+    # Every policy at once, on pools that a few requests outgrow.
+    "d0-policies": Setup(
+        "falcon-h1-nano",
+        "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --checkpoint-interval 512 "
+        f"--admission-headroom 0.02 {POLICIES}",
+    ),
+    "s2-policies": Setup(
+        "falcon-h1-nano",
+        f"--memory-org s2 --memory-budget b12 --admission-headroom 0.1 {POLICIES}",
+        (("SGLANG_HYBRID_POISON_FREED", "1"),),
+    ),
     "s2-tiny": Setup(
         "falcon-h1-nano",
         "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01",
