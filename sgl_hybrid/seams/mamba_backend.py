@@ -128,7 +128,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         read, written = self.source[slots], slots
         if exact.is_exact():
             lengths = forward_batch.seq_lens_cpu[-num_decodes:].numpy()
-            crossings = np.count_nonzero(lengths % self.layout.checkpoint_interval == 0)
+            crossings = int(np.count_nonzero(lengths % self.layout.checkpoint_interval == 0))
             self.memory.store.counts.decode_crossings += crossings
         tracked = forward_batch.mamba_track_mask
         # Most steps cross no boundary and read where they write, which the host can see if it holds the tensors.
