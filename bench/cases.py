@@ -267,6 +267,31 @@ _ALL = (
         quick_arms=("d0-m512", "s2"),
     ),
     Case(
+        name="auto",
+        question="Is the automatic headroom as good as the best fixed one?",
+        source="not in the paper, which chooses a fixed one on seeds of its own: section C.1",
+        grids=(
+            _grid(("s2", "d0"), MAIN[:2], MAIN_SEEDS[:3], headrooms=HEADROOMS),
+            _grid(("s2", "d0"), MAIN[:2], MAIN_SEEDS[:3], variants=("headroom=auto",)),
+        ),
+        quick_arms=("s2",),
+    ),
+    Case(
+        name="lifetimes",
+        question="Which checkpoints should stay: none, the recent, the wanted, or the dear?",
+        source="RR-1 for s2 and s2-retained: section 5.5; the others are not in the paper",
+        grids=(
+            _grid(
+                ("s2-transient", "s2", "s2-retained", "s2-value"),
+                _points("b83", 63, 3.0),
+                (79010, 79011, 79012),
+                variants=("share",),
+            ),
+        ),
+        metric="cached_share",
+        quick_arms=("s2-transient", "s2", "s2-retained", "s2-value"),
+    ),
+    Case(
         name="exact",
         question="What does it cost that a cached prefix gives the same bits as a recomputed one?",
         source="not in the paper; its section D.5 leaves the question open",

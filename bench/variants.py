@@ -1,7 +1,7 @@
 """Variants: what sets two cells of one case apart besides arm, budget, load and headroom.
 
-A variant changes the load (`onoff`, `isolate`, `share`) or the server (`split=FRACTION`, `pin=K`). It is written as the
-text that `CellOutcome.variant` keeps; the empty text is no variant.
+A variant changes the load (`onoff`, `isolate`, `share`) or the server (`split=FRACTION`, `pin=K`, `headroom=f`). It is
+written as the text that `CellOutcome.variant` keeps; the empty text is no variant.
 
 Source: paper sections 4.5 (SHARE, ISOLATE), B.2 (pinning K), E.4 (bursts), E.5 (split).
 """
@@ -47,13 +47,17 @@ def _pin(value: str) -> Variant:
     return Variant(flags=("--preempt-pin-k", value), organizations=("s0", "s1", "s2", "d0"))
 
 
+def _headroom(value: str) -> Variant:
+    return Variant(flags=("--admission-headroom", value), organizations=("s0", "s1", "s2", "d0"))
+
+
 _PLAIN: dict[str, Variant] = {
     "": Variant(),
     "share": Variant(),
     "isolate": Variant(isolate=True),
     "onoff": Variant(bursts=True),
 }
-_WITH_VALUE: dict[str, Callable[[str], Variant]] = {"split": _split, "pin": _pin}
+_WITH_VALUE: dict[str, Callable[[str], Variant]] = {"split": _split, "pin": _pin, "headroom": _headroom}
 
 
 def variant_of(text: str) -> Variant:

@@ -18,7 +18,16 @@ from bench.stats.effects import Effects, interaction, relative
 
 Kind = Literal["arms", "rival", "sharing", "budget", "headroom", "preselected", "split", "pinning", "reuse"]
 
-OWN_PAIRS = (("s1", "s0"), ("s2", "s1"), ("d0", "s2"), ("d0-m512", "s2"), ("s2-retained", "s2"), ("s2", "s2-inexact"))
+OWN_PAIRS = (
+    ("s1", "s0"),
+    ("s2", "s1"),
+    ("d0", "s2"),
+    ("d0-m512", "s2"),
+    ("s2-retained", "s2"),
+    ("s2-transient", "s2"),
+    ("s2-value", "s2"),
+    ("s2", "s2-inexact"),
+)
 OWN_ARMS = ("s0", "s1", "s2", "d0")
 RIVALS = ("stock", "stock-extra", "stock-lazy", "stock-tuned", "stock-unified", "vllm")
 PRESELECTED_HEADROOM = {

@@ -143,7 +143,7 @@ def test_variants_say_what_they_change() -> None:
         (lambda: Changes(shared_fractions=(1.5,)), "--q: expected a common-prefix fraction of 0 to 1, got 1.5"),
         (lambda: variant_of("pins"), "expected a variant out of .* got 'pins'; nearest"),
         (lambda: variant_of("pin="), "expected a value after pin=, got none"),
-        (lambda: variant_of("split2=1"), "expected a variant with a value out of split, pin, got 'split2'"),
+        (lambda: variant_of("split2=1"), "expected a variant with a value out of split, pin, headroom, got 'split2'"),
     ],
 )
 def test_mistakes_are_one_line(make, message: str) -> None:  # type: ignore[no-untyped-def]
