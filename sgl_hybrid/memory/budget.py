@@ -189,6 +189,19 @@ def minimum_budget(
     return plan_units(layout, budget, attention_fraction=attention_fraction)
 
 
+def admission_budget(layout: Layout, *, context_tokens: int, attention_fraction: float | str | None = None) -> Units:
+    """Return the smallest budget with which a server admits one request of `context_tokens` tokens, alone.
+
+    Beside its tokens admission asks for its state, the cached checkpoint it continues from, a page for rounding and a
+    token to spare. The planner shows this budget, and a server refuses a smaller one.
+
+    Raises:
+        SettingError: a count below 1.
+    """
+    spare_tokens = layout.page_tokens + 1 if context_tokens >= 1 else 0
+    return minimum_budget(layout, context_tokens=context_tokens + spare_tokens, attention_fraction=attention_fraction)
+
+
 def pages_for(layout: Layout, attention_blocks: int, checkpoints: int, *, slabs: int | None = None) -> int:
     """Return the shared pages of a set of state; `slabs` defaults to the fewest that hold the conv slots."""
     members = layout.member_pages * checkpoints

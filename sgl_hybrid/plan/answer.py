@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.memory.budget import Budget, Units, minimum_budget, plan_units
+from sgl_hybrid.memory.budget import Budget, Units, admission_budget, plan_units
 from sgl_hybrid.memory.cost import Mix, PoolFit, capacity, cost, pool_fits
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import ORGANIZATIONS, Layout, layout_for
@@ -210,7 +210,7 @@ def _organization(request: Request, name: str) -> OrganizationAnswer:
         units = plan_units(layout, request.budget, attention_fraction=request.attention_fraction)
     minimum = None
     if request.context_tokens is not None:
-        minimum = minimum_budget(
+        minimum = admission_budget(
             layout, context_tokens=request.context_tokens, attention_fraction=request.attention_fraction
         )
     return OrganizationAnswer(

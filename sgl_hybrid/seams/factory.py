@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_r
 from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE, ComponentType, EvictLayer
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import BaseEvictionResult
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from radix.eviction import Candidate, Kind, next_victim, slab_recency
 from sgl_hybrid.seams import process
@@ -129,6 +130,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
         super().release_aborted_request(request)
         self.protection.forget(request.rid)
 
+    @rank_consensus(same_params=["params"], same_results=True)
     def evict_for_alloc(self, params: EvictParams, **options: Any) -> EvictResult:
         """Evict until the shortfalls of `params` can be served, or nothing is left to evict.
 

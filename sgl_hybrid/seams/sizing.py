@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.memory.budget import Units, minimum_budget, parse_budget, plan_units
+from sgl_hybrid.memory.budget import Units, admission_budget, parse_budget, plan_units
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import Layout, layout_for
 
@@ -184,14 +184,8 @@ def make_plan(
     except SettingError as error:
         raise SettingError(f"--memory-budget: {error}") from error
     if context_tokens is not None:
-        # What admission asks for when nothing else runs (`allocators.BlockAllocator.max_new_tokens_for_memory`): the
-        # request's slots, the checkpoint it continues from, and a page for rounding.
-        need = minimum_budget(
-            layout,
-            context_tokens=context_tokens + layout.page_tokens + 1,
-            checkpoints_per_request=STATE_SLOTS_PER_REQUEST + 1,
-            attention_fraction=fraction,
-        ).budget
+        # The same as what `allocators.BlockAllocator.max_new_tokens_for_memory` leaves for one request.
+        need = admission_budget(layout, context_tokens=context_tokens, attention_fraction=fraction).budget
         if budget.total_bytes < need.total_bytes:
             raise SettingError(
                 f"--memory-budget: expected at least {need.total_bytes} bytes for one request of {context_tokens} "

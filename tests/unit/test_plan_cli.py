@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from sgl_hybrid.config import MemorySettings
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.presets import model_geometry
 from sgl_hybrid.plan.cli import main
 from sgl_hybrid.plan.paper_tables import A1_SETS, B2_BUDGETS
+from sgl_hybrid.seams.sizing import make_plan
 
 PAPER = Path(__file__).parents[1] / "data" / "paper"
 ROOT = Path(__file__).parents[2]
@@ -66,7 +70,7 @@ def test_options_reach_the_geometry(capsys: pytest.CaptureFixture[str], tmp_path
     assert (answer["kv_token_bytes"], answer["ssm_bytes"], answer["conv_bytes"]) == (256, 393_216, 5_120)
     (s2,) = answer["organizations"]
     assert (s2["page_tokens"], s2["members"], s2["slots_per_slab"]) == (512, 3, 16)
-    assert s2["minimum_total_bytes"] == 2 * (8 + 2 * (3 + 1)) * 512 * 256
+    assert s2["minimum_total_bytes"] == 2 * (9 + 1 + 2 * (3 + 1)) * 512 * 256
     halves = ask(capsys, "--model", "falcon-h1-7b", "--tp", "2", "--org", "d0", "--attention-fraction", "auto")
     assert halves["kv_token_bytes"] == 512
     assert halves["split"]["used"] == halves["split"]["auto"]
@@ -215,6 +219,9 @@ print(took * 1e3, sorted(heavy))
 def test_a_52_layer_model_is_planned_in_under_300_ms_after_import() -> None:
     code = """
 import contextlib, io, time
+from sgl_hybrid.config import MemorySettings
+from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.presets import model_geometry
 from sgl_hybrid.plan.cli import main
 start = time.process_time()
 with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -235,3 +242,17 @@ def test_a_reader_that_goes_away_is_no_error(form: list[str]) -> None:
     result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write_end)
     assert (result.stderr, result.returncode) == ("", 1)
+
+
+@pytest.mark.parametrize("org", ["s0", "s1", "s2", "d0"])
+def test_the_smallest_budget_is_the_one_that_a_server_takes(capsys: pytest.CaptureFixture[str], org: str) -> None:
+    answer = ask(capsys, "--model", "falcon-h1-7b", "--org", org, "--context", "8192")
+    least = answer["organizations"][0]["minimum_total_bytes"]
+    geometry = model_geometry("falcon-h1-7b")
+
+    def plan(budget_bytes: int) -> None:
+        make_plan(MemorySettings(memory_org=org, memory_budget=str(budget_bytes)), geometry, context_tokens=8192)
+
+    plan(least)
+    with pytest.raises(SettingError, match=f"expected at least {least} bytes for one request of 8192 tokens"):
+        plan(least - 1)
