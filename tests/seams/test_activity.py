@@ -13,6 +13,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sgl_hybrid.memory import ORGANIZATIONS
+from sgl_hybrid.memory.dual_pool import Pool
 from sgl_hybrid.seams import admission, allocators, process, status
 from tests.seams.request_flow import prompt
 from tests.seams.shadow import ShadowedServer
@@ -169,3 +170,31 @@ def test_adopting_crossing_and_publishing_move_no_byte(org: str, monkeypatch: py
     assert torch.equal(before[1], pool.recurrent_planes)
     copied = server.cache.memory.copied
     assert (copied.prefill_gather, copied.prefill_scatter, copied.slab_migration) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_a_decode_step_is_checked_with_what_it_needs(org: str) -> None:
+    """Two of three requests open a page. With all pages held elsewhere the check fails and is a preemption."""
+    server = serve(org)
+    tokens, counts = server.cache.tokens, process.served().ledger.counts[Pool.ATTENTION]
+    asked: list[list[int] | None] = []
+
+    def needed(selected: list[int] | None) -> int:
+        asked.append(selected)
+        return 2 * PAGE_TOKENS
+
+    batch = SimpleNamespace(
+        reqs=["a", "b", "c"],
+        new_tokens_required_next_decode=needed,
+        token_to_kv_pool_allocator=tokens,
+        tree_cache=server.cache.tree,
+        spec_algorithm=None,
+    )
+    granted = counts.granted
+    assert admission.check_decode(batch)
+    assert (counts.granted, counts.preempted) == (granted + 1, 0)
+    pages = tokens.alloc(tokens.available_size())
+    assert not admission.check_decode(batch, [0, 2])
+    assert (counts.exhausted, counts.preempted) == (1, 1)
+    assert asked == [None, [0, 2]]
+    tokens.free(pages)
