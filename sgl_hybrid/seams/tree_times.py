@@ -124,9 +124,10 @@ class Turns:
         return InsertParams(key=RadixKey(tokens), value=ids, mamba_value=slot, prev_prefix_len=0)
 
     def _tokens(self, length: int) -> array[int]:
-        """A prompt that shares no block with another."""
+        """A prompt that shares no block with another. The tree keeps the first block of a node as a tuple of integers;
+        Python has small ones once, so that 100,000 nodes fit into a few GiB."""
         self._serial += 1
-        return array("q", range(self._serial << 20, (self._serial << 20) + length))
+        return array("q", [*self._serial.to_bytes(4, "little"), *(position % 251 for position in range(length - 4))])
 
 
 def build(arm: str, num_nodes: int) -> Built:
