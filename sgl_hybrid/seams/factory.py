@@ -137,8 +137,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
         num_tokens, mamba_num: tokens and state slots that are missing beyond those available now.
         """
         served = process.served()
-        by_pool = not served.memory.shared and not served.policies.chosen.value_eviction
-        if self.disable or options or by_pool:
+        if self.disable or options:
             return self._count(super().evict_for_alloc(params, **options))
         start_time = time.perf_counter()
         pages, store = served.memory.pages, served.memory.store

@@ -77,11 +77,12 @@ def test_two_ranks_answer_as_the_undivided_model(server: ServerProcess, nano_mod
 
 
 def test_the_ranks_reuse_and_evict_the_same(server: ServerProcess, nano_models: dict[str, Path]) -> None:
-    """More than fits into 64 pages, on three contexts: states are found again and evicted, and no token differs."""
+    """Six contexts twice, then six others twice, in 64 pages: states are found again and evicted, no token differs."""
     client.flush(server.url)
-    contexts = [client.random_prompt(1100, seed=80 + index) for index in range(3)]
-    prompts = [contexts[index % 3] + client.random_prompt(60, seed=90 + index) for index in range(18)]
-    answers = [answer for start in (0, 6, 12) for answer in client.generate(server.url, prompts[start : start + 6])]
+    contexts = [client.random_prompt(1600, seed=80 + index) for index in range(12)]
+    order = [*range(6), *range(6), *range(6, 12), *range(6, 12)]
+    prompts = [contexts[index] + client.random_prompt(60, seed=100 + turn) for turn, index in enumerate(order)]
+    answers = [found for start in range(0, 24, 6) for found in client.generate(server.url, prompts[start : start + 6])]
     for prompt, answer in zip(prompts, answers, strict=True):
         output = answer["output_ids"]
         scores = reference.log_probabilities(nano_models[MODEL], "float32", prompt + output)
