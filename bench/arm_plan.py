@@ -91,7 +91,7 @@ def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> Ar
     elif arm.organization is not None:
         total, units = _organization(arm, budget, geometry, serving)
         sizing = ["--memory-budget", budget_text]
-        own += ["--admission-headroom", f"{policy.headroom:g}"] if policy.headroom else []
+        own += [] if "--admission-headroom" in own else ["--admission-headroom", f"{policy.headroom:g}"]
     else:
         total, units, sizing = _stock(arm, budget, geometry, serving, policy)
     known = {flag.option for flag in FLAGS}

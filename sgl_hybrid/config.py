@@ -91,8 +91,8 @@ FLAGS: tuple[Flag, ...] = (
         "admission-headroom",
         "FRACTION",
         "Share of a pool's units, from 0 to below 1, that must stay free or reclaimable beyond the need when a waiting "
-        "or retracted request is admitted while others run, or 'auto' to follow observed retractions and waiting. "
-        "Default: 0.",
+        "or retracted request is admitted while others run, or 'auto' to follow what is computed again and what "
+        "waits. Default: auto.",
     ),
     Flag(
         "checkpoint-lifetime",

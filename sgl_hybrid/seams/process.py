@@ -61,7 +61,7 @@ def policies_of(plan: MemoryPlan, memory: StateMemory) -> Policies:
     settings, layout = plan.settings, plan.layout
     headroom = settings.admission_headroom
     chosen = Chosen(
-        headroom=None if headroom == "auto" else float(headroom or 0.0),
+        headroom=None if headroom in (None, "auto") else float(headroom),
         lifetime=Lifetime(settings.checkpoint_lifetime or Lifetime.CACHED),
         retention_k=settings.retention_k or RETENTION_K,
         pin_k=settings.preempt_pin_k,

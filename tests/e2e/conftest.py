@@ -62,7 +62,8 @@ SETUPS: dict[str, Setup] = {
     # Little more than one context of attention, and states for more requests than that: attention runs out first.
     "d0-tiny": Setup(
         "falcon-h1-nano",
-        "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01",
+        "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01 "
+        "--admission-headroom 0",
     ),
     "s0-tiny": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b24"),
     "s1-tiny": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b12"),
@@ -80,7 +81,7 @@ SETUPS: dict[str, Setup] = {
     ),
     "s2-tiny": Setup(
         "falcon-h1-nano",
-        "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01",
+        "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01 --admission-headroom 0",
         (("SGLANG_HYBRID_POISON_FREED", "1"),),
     ),
 }

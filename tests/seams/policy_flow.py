@@ -21,7 +21,9 @@ class PolicyServer(TinyServer):
 
     def __init__(self, org: str, *, pages: int, checkpoints: int, grid_blocks: int = 1, **policies: Any) -> None:
         plan = tiny_plan(org, pages=pages, checkpoints=checkpoints, grid_blocks=grid_blocks)
-        super().__init__(start(plan._replace(settings=MemorySettings(memory_org=org, **policies))))
+        super().__init__(
+            start(plan._replace(settings=MemorySettings(memory_org=org, **{"admission_headroom": 0.0, **policies})))
+        )
         self._pressed = 0
         self.matched: dict[str, int] = {}
         """Depth that each request continued from when it was last admitted, by its id."""

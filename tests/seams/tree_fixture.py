@@ -84,7 +84,9 @@ def tiny_plan(
     budget = Budget(text="tiny", total_bytes=0, planes=1)
     sizes = {"num_pages": pages} if layout.shared else {"num_attention_pages": pages, "num_checkpoints": checkpoints}
     units = Units(layout=layout, budget=budget, **sizes)
-    settings = MemorySettings(memory_org=org, slab_reclaim=slab_reclaim, checkpoint_placement=placement)
+    settings = MemorySettings(
+        memory_org=org, slab_reclaim=slab_reclaim, checkpoint_placement=placement, admission_headroom=0.0
+    )
     return MemoryPlan(settings, geometry, layout, units)
 
 

@@ -88,6 +88,10 @@ def test_policies_become_flags(serving: Serving) -> None:
     plan = plan_arm(arm_of("s2"), "b63", serving, Policy(cap=63, headroom=0.19, variant="pin=2"))
     text = " ".join(plan.flags)
     assert "--memory-org s2 --preempt-pin-k 2 --admission-headroom 0.19 --memory-budget b63" in text
+    assert "--admission-headroom 0 " in " ".join(plan_arm(arm_of("s2"), "b63", serving, POLICY).flags)
+    automatic = plan_arm(arm_of("s2"), "b63", serving, Policy(cap=63, variant="headroom=auto")).flags
+    assert " ".join(automatic).count("--admission-headroom") == 1
+    assert "auto" in automatic
     split = plan_arm(arm_of("d0"), "b63", serving, Policy(cap=63, variant="split=0.577383"))
     assert "--d0-attention-fraction 0.577383" in " ".join(split.flags)
     assert split.missing == ()

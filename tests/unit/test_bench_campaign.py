@@ -168,7 +168,8 @@ def test_what_a_server_cannot_do_is_a_refused_row(model: Path, tmp_path: Path, m
     launch = StandIn()
     assert campaign(model, tmp_path, launch) == CampaignResult(0, 1, 0, False)
     [row] = read_rows(tmp_path)
-    assert (row.outcome.status, row.outcome.reason) == ("refused", "this server has no --memory-org")
+    reason = "this server has no --memory-org, --admission-headroom"
+    assert (row.outcome.status, row.outcome.reason) == ("refused", reason)
     assert launch.started == []
 
 
