@@ -116,6 +116,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         """As SGLang's; the request produces nothing more."""
         super().on_release(req, checkpointed=checkpointed)
+        self.checkpoints.released(req)
         self.protection.ended(req)
 
     def claim_kv_row(self, req: Any) -> bool:

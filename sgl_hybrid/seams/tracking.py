@@ -62,15 +62,13 @@ def release_read_states(result: Any, self: Any) -> None:
         return
     checkpoints = self.tree_cache.checkpoints
     while checkpoints.kept:
-        checkpoints.free_tracking_slot(checkpoints.kept.pop())
+        checkpoints.free_tracking_slot(checkpoints.kept.popitem()[1])
     if not checkpoints.crossed:
         return
     for req in self.reqs:
         if checkpoints.crossed.pop(req.rid, None) is not None:
             checkpoints.release_state(req)
-            checkpoints.kept.append(req)
-    for rid in [rid for rid, req in checkpoints.crossed.items() if req.lock is None]:
-        del checkpoints.crossed[rid]
+            checkpoints.kept[req.rid] = req
 
 
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"

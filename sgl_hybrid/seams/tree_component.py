@@ -40,8 +40,9 @@ class CheckpointComponent(MambaComponent):
         self.publishing: Capture | None = None
         self.crossed: dict[str, Any] = {}
         """Requests by id that go on, in their next decode step, from a boundary that they have just published."""
-        self.kept: list[Any] = []
-        """Requests that hold the slot of such a boundary themselves, because the tree had its state from another."""
+        self.kept: dict[str, Any] = {}
+        """Those whose next step has been prepared. One of them may hold the slot of its boundary itself, because the
+        tree had the state from another request."""
 
     def recency(self, node: Any) -> float:
         """When the node's checkpoint was last used or published."""
@@ -155,6 +156,11 @@ class CheckpointComponent(MambaComponent):
             )
             insert_params.mamba_value = None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+
+    def released(self, req: Any) -> None:
+        """`req` has given its slots back; if it is resumed, it has others."""
+        self.crossed.pop(req.rid, None)
+        self.kept.pop(req.rid, None)
 
     def free_tracking_slot(self, req: Any) -> None:
         """Take the slot back that `req` took last for a boundary, if it has it still."""

@@ -107,6 +107,18 @@ class Script:
 
 
 @pytest.mark.parametrize("org", sorted(ORGANIZATIONS))
+def test_a_resumed_request_keeps_the_slot_that_its_prefill_tracks_in(org: str) -> None:
+    """It crossed a boundary, and was taken back before another step; what it held then is no slot of it now."""
+    server = PolicyServer(org, pages=40, checkpoints=7, checkpoint_lifetime="transient")
+    play = Script(server)
+    begun = [("begin", 0), ("begin", 0), ("decode", 4), ("begin", 0), ("decode", 9), ("finish", 1)]
+    for action, number in [*begun, ("retract", 0), ("resume", 0), ("decode", 1), ("finish", 0), ("finish", 0)]:
+        getattr(play, action)(number)
+    server.memory.check()
+    assert server.memory.store.num_active == 0
+
+
+@pytest.mark.parametrize("org", sorted(ORGANIZATIONS))
 @settings(max_examples=25, deadline=None)
 @given(chosen=policies, script=steps)
 def test_any_sequence_leaves_nothing_behind(org: str, chosen: dict[str, object], script: list[tuple[str, int]]) -> None:
