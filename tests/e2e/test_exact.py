@@ -26,7 +26,9 @@ def bits(answer: dict[str, Any]) -> tuple[list[int], list[float]]:
     return answer["output_ids"], client.output_logprobs(answer)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "granite-d0")) for name in EXACT]
+)
 def test_every_depth_gives_the_bits_of_a_recomputed_prefix(servers, name: str) -> None:
     """Prompts that leave 3 tokens and nearly an interval behind the last boundary; each depth is published anew, by a
     shorter prompt, so it is another request's state."""
@@ -72,7 +74,13 @@ def test_one_checkpoint_restored_a_hundred_times_is_still_the_same(servers) -> N
     assert bits(cold) == bits(first) == bits(again)
 
 
-@pytest.mark.parametrize("name", ["s0-tiny", "s1-tiny", "s2-tiny", "d0-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("s2-tiny", marks=pytest.mark.server("s2")),  # which uses this one too
+        *[pytest.param(f"{org}-tiny", marks=pytest.mark.slow) for org in ("s0", "s1", "d0")],
+    ],
+)
 def test_evicted_and_published_again_it_is_still_the_same(servers, name: str) -> None:
     """Other prompts push the checkpoint out of a small pool; the prompt then publishes it anew."""
     url, grid = servers(name).url, grid_of(name)

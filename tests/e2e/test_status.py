@@ -81,11 +81,11 @@ def test_a_shared_pool_reports_its_pages_checkpoints_and_slabs(servers) -> None:
     assert (found["organization"], found["members"]) == ("s2", 3)
     assert found["units"]["pages"] == found["pools"]["shared"]["total"] == 193
     assert "stranded_byte_fraction" not in found["counters"]
-    # Chunks of 1,024 tokens leave the boundaries at 1,024 and 2,048: two checkpoints in one slab, four blocks.
-    assert found["checkpoints"]["cached"] == found["slabs"]["live_slots"] == found["slabs"]["cached_slots"] == 2
+    # The last boundary before the prompt's end, 2,048, is kept, whatever the chunks: one checkpoint, four blocks.
+    assert found["checkpoints"]["cached"] == found["slabs"]["live_slots"] == found["slabs"]["cached_slots"] == 1
     assert found["slabs"]["slabs"] == found["pages"]["shared"]["slab"] == 1
-    assert found["pages"]["shared"] == {"attention": 4, "member": 6, "conv": 0, "slab": 1, "free": 193 - 11}
-    assert found["pools"]["shared"]["cached"] == 2 * 3 + 1 + 4
+    assert found["pages"]["shared"] == {"attention": 4, "member": 3, "conv": 0, "slab": 1, "free": 193 - 8}
+    assert found["pools"]["shared"]["cached"] == 3 + 1 + 4
     assert found["pools"]["shared"]["held"] == 0
 
 
