@@ -60,6 +60,8 @@ def test_a_chunk_that_ends_anywhere_changes_no_bit(servers, name: str) -> None:
     assert bits(hit) == bits(cold)
 
 
+@pytest.mark.slow
+@pytest.mark.server("s2")
 def test_one_checkpoint_restored_a_hundred_times_is_still_the_same(servers) -> None:
     url, grid = servers("s2").url, GRIDS["s2"]
     client.flush(url)

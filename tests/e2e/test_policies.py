@@ -10,7 +10,7 @@ import requests
 
 from tests.e2e import client
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LENGTH = 1100
 """Tokens of a prompt or a context; its deepest boundary is at 1,024, its first at 512."""
@@ -123,7 +123,6 @@ def test_isolated_requests_adopt_nothing_of_each_other(url: str) -> None:
     assert change(between, client.memory(url), "adopted") == {"ended": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["s2-policies", "d0-policies"])
 def test_a_storm_with_all_policies_starves_no_request(url: str) -> None:
     """Requests of four contexts, short and long, with and without salts, some given up while they wait or run."""

@@ -67,22 +67,21 @@ def test_aborted_requests_leave_nothing_and_others_go_on(servers, name: str) -> 
     client.assert_nothing_held(url)
 
 
-@pytest.mark.parametrize(
-    ("organization", "num_prompts", "prompt_tokens", "new_tokens"), [("d0", 14, 1400, 300), ("s2", 8, 400, 700)]
-)
-def test_retraction_under_a_tiny_budget_changes_no_output(
-    servers, organization: str, num_prompts: int, prompt_tokens: int, new_tokens: int
-) -> None:
-    """SGLang expects little output here and over-commits its pages: all requests are let in, and each needs one block
-    or two more than it began with. It takes some back and computes them again."""
+@pytest.mark.parametrize("organization", ["d0", "s2"])
+def test_a_tiny_budget_changes_no_output(servers, organization: str) -> None:
+    """Requests that end early let SGLang over-commit D0's pages of 16 tokens; it takes some back and computes them
+    again. With blocks of 512 tokens S2 lets in what then fits."""
     url = servers(f"{organization}-tiny").url
     client.flush(url)
-    prompts = [client.random_prompt(prompt_tokens + 17 * index, seed=100 + index) for index in range(num_prompts)]
-    answers = client.generate(url, prompts, max_new_tokens=new_tokens, ignore_eos=False)
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-    assert client.memory(url)["counters"]["checks"]["attention"]["preempted"] > 0
+    prompts = [client.random_prompt(1400 + 17 * index, seed=100 + index) for index in range(14)]
+    answers = client.generate(url, prompts, max_new_tokens=300, ignore_eos=False)
+    checks = client.memory(url)["counters"]["checks"]["attention"]
+    assert checks["deferred"] > 0
+    if organization == "d0":
+        assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
+        assert checks["preempted"] > 0
     client.assert_nothing_held(url)
     roomy = servers(organization).url
     client.flush(roomy)
-    undisturbed = client.generate(roomy, prompts, max_new_tokens=new_tokens, ignore_eos=False)
+    undisturbed = client.generate(roomy, prompts, max_new_tokens=300, ignore_eos=False)
     assert [answer["output_ids"] for answer in undisturbed] == [answer["output_ids"] for answer in answers]

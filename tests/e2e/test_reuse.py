@@ -104,6 +104,7 @@ def test_what_decoding_wrote_is_not_found_but_computed_and_then_found(url: str, 
     assert_same(cold, second)
 
 
+@pytest.mark.server("s1")
 def test_without_exact_continuation_a_boundary_crossed_in_decode_is_found(servers) -> None:
     url, grid = servers("s1").url, GRIDS["s1"]
     client.flush(url)
@@ -119,6 +120,7 @@ def test_without_exact_continuation_a_boundary_crossed_in_decode_is_found(server
     assert client.output_logprobs(warm) == pytest.approx(client.output_logprobs(cold), abs=TOLERANCE)
 
 
+@pytest.mark.server("s0")
 def test_with_every_boundary_kept_a_shared_context_hits_from_its_second_visit(servers) -> None:
     """The server keeps all six boundaries of a prompt that it computes in one pass."""
     url, grid = servers("s0").url, GRIDS["s0"]

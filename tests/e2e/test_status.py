@@ -121,6 +121,7 @@ def test_reuse_and_copies_are_counted(servers, name: str) -> None:
     assert crossing["slab_migration"] == 0
 
 
+@pytest.mark.server("s2")
 def test_prometheus_shows_the_numbers_of_server_info(servers) -> None:
     """Fault B3: pages by kind add up to the pool; an idle server sets them once a second."""
     server = servers("s2")
