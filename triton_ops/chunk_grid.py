@@ -72,6 +72,15 @@ def cut_chunks(
     return chunks
 
 
+def cut_tokens(chunk_tokens: int, grid_tokens: int, *, state_is_exact: bool) -> int:
+    """Return the tokens at whose multiples behind a boundary a call may end without changing a bit of the next one.
+
+    A call that ends inside a chunk sums that chunk in two parts, and one that ends between two boundaries hands its
+    state on in the storage type. state_is_exact: the storage type is the one in which states are computed.
+    """
+    return chunk_tokens if state_is_exact and grid_tokens % chunk_tokens == 0 else grid_tokens
+
+
 def check_captures(
     captures: Sequence[tuple[int, int]], query_start_loc: Sequence[int], start_positions: Sequence[int]
 ) -> None:

@@ -13,6 +13,7 @@ Source: SGLang 0.5.23, `sglang/srt/managers/schedule_policy.py`, `scheduler.py`,
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -21,7 +22,7 @@ from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 from radix.headroom import PoolCheck, Verdict, headroom_blocks, judge
 from radix.work import Submitted
 from sgl_hybrid.memory.dual_pool import Outcome, Pool
-from sgl_hybrid.seams import process
+from sgl_hybrid.seams import exact, process
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.protection import protection_of
 
@@ -67,10 +68,14 @@ class CheckedPrefillAdder(PrefillAdder):
         self.policies = process.served().policies
         self.protection = protection_of(self.tree_cache)
         self._reserved_slots = 0
+        # Where SGLang cuts a prompt that does not fit this pass: on its own grid, and where no bit depends on the cut.
+        self.cut_alignment = exact.cut_alignment()
+        self.mamba_chunk_grid = math.lcm(self.mamba_chunk_grid, self.cut_alignment)
         self.policies.rounds.begin()
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Admit `req`, or answer NO_TOKEN and leave it waiting when a pool cannot serve it."""
+        truncation_align_size = math.lcm(truncation_align_size or 1, self.cut_alignment)
         idle = not has_chunked_req and not self.can_run_list and not self._anything_runs()
         if self.protection is not None and not self.can_run_list:
             # Otherwise what this would protect may be the room that requests admitted in this round count on.

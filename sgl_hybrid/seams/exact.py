@@ -1,18 +1,20 @@
 """Exact continuation on the CPU: what else must not depend on how a prompt was cut, beside the scans of `triton_ops`.
 
 A request that continues from a cached checkpoint computes fewer tokens at once than one that computes the prefix
-itself, and so do the chunks of a long prompt. Three things then differ in bits with SGLang's operators:
+itself, and so do the chunks of a long prompt. Four things then differ in bits with SGLang's operators:
 
 - Attention: torch chooses its blocks by the length of the call. Here it is computed in tiles of absolute positions.
 - Matrix products of few rows: torch has other kernels for them. Here a prefill of few tokens is padded with zero rows;
   from `MIN_ROWS` on a row's result does not depend on the others (`tests/unit/test_matrix_rows.py`).
+- The scans: a pass that ends inside a chunk of theirs, or between two boundaries with a state that is stored in fewer
+  bits than it is computed in, hands on another state. Here prompts are cut where it does not (`cut_alignment`).
 - States that decode steps wrote: one token at a time is another order of sums than a chunk. Here decoding reaches no
   boundary, so that every cached state and all cached attention is what a prefill of the same tokens computes.
 
-With `--no-exact-continuation` all three are SGLang's own.
+With `--no-exact-continuation` all of it is SGLang's own.
 
 Source: SGLang 0.5.23, `sglang/srt/layers/attention/torch_native_backend.py`, `layers/quantization/unquant.py`,
-`runtime_context.py`.
+`layers/logits_processor.py`, `runtime_context.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from typing import Any
 
 import torch
 
+from sgl_hybrid.errors import SettingError
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
+from triton_ops.chunk_grid import cut_tokens
+from triton_ops.ssm_scan.api import CHUNK_TOKENS
 from triton_ops.tile_attention.api import tile_attention
 
 MIN_ROWS = 32
@@ -44,18 +49,62 @@ def is_exact() -> bool:
     return process.served().plan.settings.exact_continuation
 
 
+def cut_alignment() -> int:
+    """Tokens behind a boundary at whose multiples a prompt may be cut: 1 without exact continuation."""
+    if not is_exact():
+        return 1
+    memory = process.served().memory
+    state = memory.pool.ssm_members(memory.layout.geometry.recurrent_layers[0])
+    return cut_tokens(CHUNK_TOKENS, memory.layout.checkpoint_interval, state_is_exact=state.dtype == torch.float32)
+
+
+def check_chunked_prefill_size(num_tokens: int | None) -> None:
+    """Refuse a size of prefill chunks (None or -1: prompts are not cut) in which there is no place to cut.
+
+    Raises:
+        SettingError: with the smallest size.
+    """
+    least = cut_alignment()
+    if num_tokens is not None and 0 < num_tokens < least:
+        raise SettingError(
+            f"--chunked-prefill-size: expected at least {least} tokens under exact continuation with this state dtype, "
+            f"got {num_tokens}; nearest: {least}, or --no-exact-continuation"
+        )
+
+
 def begin_forward(*, num_prefills: int) -> None:
     """Say what the forward pass that begins now computes; called before its first layer."""
     Forward.is_prefill = num_prefills > 0 and is_exact()
 
 
-def pad_rows(original: Callable[..., torch.Tensor], self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> Any:
-    """Around `UnquantizedLinearMethod.apply`: a product of at least `MIN_ROWS` rows in a prefill. x: [rows, inputs]."""
+def with_rows_enough(x: torch.Tensor) -> torch.Tensor:
+    """x [rows, inputs] with zero rows behind it up to `MIN_ROWS`, in a prefill; otherwise x."""
     rows = x.shape[0]
     if not Forward.is_prefill or x.dim() != 2 or not 0 < rows < MIN_ROWS:
-        return original(self, layer, x, bias)
-    padded = torch.cat((x, x.new_zeros(MIN_ROWS - rows, x.shape[1])))
-    return original(self, layer, padded, bias)[:rows]
+        return x
+    return torch.cat((x, x.new_zeros(MIN_ROWS - rows, x.shape[1])))
+
+
+def pad_rows(original: Callable[..., torch.Tensor], self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> Any:
+    """Around `UnquantizedLinearMethod.apply`: at least `MIN_ROWS` rows in a prefill. x: [rows, inputs]."""
+    return original(self, layer, with_rows_enough(x), bias)[: x.shape[0]]
+
+
+def pad_logits(
+    original: Callable[..., torch.Tensor],
+    self: Any,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    embedding_bias: Any = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Around `LogitsProcessor._compute_lm_head`: as many rows for the last tokens of a prefill's prompts.
+
+    hidden_states: [prompts, hidden_size]. Returns [prompts, vocabulary].
+    """
+    padded = with_rows_enough(hidden_states)
+    return original(self, padded, lm_head, embedding_bias, out=out)[: hidden_states.shape[0]]
 
 
 def attend_in_tiles(
@@ -135,6 +184,13 @@ SEAMS: tuple[Seam, ...] = (
         pad_rows,
         ("layer", "x", "bias"),
         "matrix products of a prefill have rows enough",
+    ),
+    Seam(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        "around",
+        pad_logits,
+        ("hidden_states", "lm_head", "embedding_bias", "out"),
+        "logits of a prefill's prompts do not depend on how many there are",
     ),
     Seam(
         "sglang.srt.runtime_context.mamba_track_grid",

@@ -10,7 +10,7 @@ from typing import Any
 
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.state_memory import StateMemory
-from sgl_hybrid.seams import install, process
+from sgl_hybrid.seams import exact, install, process
 from sgl_hybrid.seams.flags import exit_with
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import STATE_SLOTS_PER_REQUEST, plan_from_model
@@ -47,6 +47,10 @@ def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_
         conv_dtype=parameters.dtype.conv,
     )
     process.start(plan, memory)
+    try:
+        exact.check_chunked_prefill_size(get_schedule().chunked_prefill_size)
+    except SettingError as error:
+        exit_with(error)
     configurator = create_memory_pool_configurator(self)
     config = configurator.calculate_pool_sizes_from_max_tokens(plan.num_attention_tokens, get_schedule().page_size)
     config.max_running_requests = self.resolve_max_num_reqs(config.max_total_num_tokens)

@@ -60,6 +60,20 @@ def test_a_chunk_that_ends_anywhere_changes_no_bit(servers, name: str) -> None:
     assert bits(hit) == bits(cold)
 
 
+@pytest.mark.parametrize("name", ["d0", "s2"])
+def test_prompts_that_share_a_pass_have_the_bits_of_lone_ones(servers, name: str) -> None:
+    """The passes of 1,024 tokens cut each prompt elsewhere than when it comes alone. Only what a prefill computes is
+    compared: decoding in a batch has other bits."""
+    url = servers(name).url
+    prompts = [client.random_prompt(717 + 53 * number, seed=80 + number) for number in range(6)]
+    client.flush(url)
+    together = client.generate(url, prompts, max_new_tokens=1)
+    client.flush(url)
+    assert [bits(answer) for answer in together] == [
+        bits(client.generate(url, prompt, max_new_tokens=1)) for prompt in prompts
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.server("s2")
 def test_one_checkpoint_restored_a_hundred_times_is_still_the_same(servers) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory import ORGANIZATIONS
+from sgl_hybrid.seams import exact
 from tests.seams.request_flow import TinyServer
 from tests.seams.tree_fixture import published_arguments, start, tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
@@ -61,6 +67,29 @@ def test_b5_near_the_capacity_a_request_completes_or_is_refused(org: str, cached
         assert room is None or serve(server, prompt(length), room)
         cache.memory.check()
     assert outcomes == [None, None, None, *range(1, len(outcomes) - 2)]
+
+
+@pytest.mark.parametrize(("is_exact", "expected"), [(True, 2 * PAGE_TOKENS), (False, 3 * PAGE_TOKENS)])
+def test_a_prompt_is_cut_at_boundaries_where_states_are_stored_in_fewer_bits(is_exact: bool, expected: int) -> None:
+    """A pass has room for three blocks, and the grid is of two: the first chunk and those that go on from it."""
+    plan = tiny_plan("s2", pages=PAGES, checkpoints=4, grid_blocks=2)
+    settings = msgspec.structs.replace(plan.settings, no_exact_continuation=not is_exact)
+    server = TinyServer(start(plan._replace(settings=settings)))
+    adder = server._adder(chunk_tokens=3 * PAGE_TOKENS)
+    req = Req("a", "", array("q", prompt(6 * PAGE_TOKENS)), SamplingParams(max_new_tokens=4))
+    req.init_next_round_input(server.cache.tree)
+    adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
+    assert (adder.can_run_list, req.extend_end) == ([req], expected)
+    assert adder.floor_chunked_tokens(3 * PAGE_TOKENS, 6 * PAGE_TOKENS) == expected
+    server.cache.tree.unlock(req.lock)
+
+
+def test_chunks_without_a_place_to_cut_are_refused() -> None:
+    start(tiny_plan("s2", pages=PAGES, checkpoints=4, grid_blocks=2))
+    for fine in (None, -1, 2 * PAGE_TOKENS):
+        exact.check_chunked_prefill_size(fine)
+    with pytest.raises(SettingError, match="--chunked-prefill-size: expected at least 32 tokens"):
+        exact.check_chunked_prefill_size(2 * PAGE_TOKENS - 1)
 
 
 @pytest.mark.parametrize("org", ORGS)

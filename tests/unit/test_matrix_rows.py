@@ -79,6 +79,19 @@ def test_only_short_prefills_are_padded(
     assert rows == [seen]
 
 
+def test_logits_of_a_prefill_do_not_depend_on_the_number_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = layer_and_rows(256, 512, torch.float32)
+
+    def original(self: object, hidden: torch.Tensor, head: torch.nn.Linear, bias: None, *, out: None) -> torch.Tensor:
+        return torch.matmul(hidden, head.weight.T)
+
+    monkeypatch.setattr(Forward, "is_prefill", True)
+    with torch.no_grad():
+        whole = exact.pad_logits(original, None, x[:MIN_ROWS], layer)
+        for prompts in (1, 2, 3, 5, 9, 31):
+            assert torch.equal(exact.pad_logits(original, None, x[:prompts], layer), whole[:prompts]), prompts
+
+
 @pytest.mark.parametrize(("exactly", "num_prefills", "padded"), [(True, 1, True), (True, 0, False), (False, 1, False)])
 def test_a_forward_pass_says_whether_it_is_a_prefill(
     monkeypatch: pytest.MonkeyPatch, exactly: bool, num_prefills: int, padded: bool

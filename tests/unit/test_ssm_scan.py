@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_ops.chunk_grid import cut_chunks
+from triton_ops.chunk_grid import cut_chunks, cut_tokens
 from triton_ops.ssm_scan.api import ScanResult, ssm_scan
 from triton_ops.ssm_scan.reference import scan_packed
 
@@ -211,6 +211,22 @@ def test_resumed_at_a_boundary_is_bit_identical(
         warm = inputs.scan(boundary, initial_states=cold.captured_states[index : index + 1], **options)
         assert torch.equal(warm.out, cold.out[boundary:])
         assert torch.equal(warm.final_states, cold.final_states)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grid", "expected"), [("float32", 96, 32), ("float32", 80, 80), ("bfloat16", 96, 96)]
+)
+def test_a_call_may_end_where_cut_tokens_says_and_not_anywhere(dtype: str, grid: int, expected: int) -> None:
+    state_dtype = getattr(torch, dtype)
+    inputs = Inputs(SMALL, 300)
+    options = {"chunk_tokens": 32, "grid_tokens": grid, "state_dtype": state_dtype}
+    cut = cut_tokens(32, grid, state_is_exact=state_dtype == torch.float32)
+    assert cut == expected
+    whole = inputs.scan(**options).out
+    for end in (cut, 2 * cut, cut - 7):
+        state = inputs.scan(last=end, **options).final_states
+        rest = inputs.scan(end, initial_states=state, **options).out
+        assert torch.equal(rest, whole[end:]) == (end % cut == 0)
 
 
 @pytest.mark.parametrize("threads", [1, 2], indirect=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 TILE_TOKENS = 128
-"""Queries of one tile. A prompt of 3,332 tokens of 8 heads x 32 takes the same time with 64 and 128 on AVX2 and half as
-much again with 256; a chunk fills its last tile with zeros."""
+"""Queries of one tile. On one AVX2 core a prompt of 3,332 tokens of 8 heads x 32 takes 139, 145 and 154 ms with 64, 128
+and 256; the last tile of a chunk is filled with zeros."""
 
 
 def tile_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, out: Tensor) -> None:
