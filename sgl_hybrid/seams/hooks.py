@@ -40,13 +40,17 @@ def apply(seams: Iterable[Seam]) -> None:
     """Check and apply the seams that this process has not applied yet.
 
     Raises:
-        SettingError: a target is missing, has another signature than expected, or SGLang refused the hook.
+        SettingError: a target is missing, has another signature than expected or another hook, or SGLang refused it.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    pending = [seam for seam in seams if seam.target not in _applied]
-    for seam in pending:
-        _check_signature(seam)
+    pending = []
+    for seam in seams:
+        if seam.target not in _applied:
+            _check_signature(seam)
+            pending.append(seam)
+        elif _applied[seam.target].hook is not seam.hook:
+            raise SettingError(f"expected one hook at the seam {seam.target}, got another one beside it")
     for seam in pending:
         HookRegistry.register(seam.target, seam.hook, HookType(seam.kind))
     HookRegistry.apply_hooks()

@@ -34,6 +34,7 @@ def pass_backend_list(original: Callable[[Any], Any], server_args: Any) -> Any:
     from sglang.srt.arg_groups import kv_cache_hook
 
     if not kv_cache_hook.resolving_view(server_args).enable_unified_memory:
+        os.environ.pop(ENVIRONMENT, None)
         return original(server_args)
     os.environ[ENVIRONMENT] = "1"
     backends_of = kv_cache_hook.attention_backends_of

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from pkgutil import iter_modules
+
 import pytest
 
+from sgl_hybrid import seams
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.seams import compat, hooks
 from sgl_hybrid.seams.hooks import Seam
@@ -28,13 +32,21 @@ def test_a_seam_that_does_not_fit_is_refused(target: str, parameters: tuple[str,
 
 
 def test_every_seam_fits_the_pinned_version() -> None:
-    from sgl_hybrid.seams import admission, exact, flags, mamba_backend, pools, status, unified_cpu
-
     compat.check_version()
-    others = (*exact.SEAMS, *unified_cpu.SEAMS, *unified_cpu.POOL_SEAMS)
-    for seam in (*flags.SEAMS, *pools.SEAMS, *admission.SEAMS, *mamba_backend.SEAMS, *status.SEAMS, *others):
+    modules = [importlib.import_module(f"{seams.__name__}.{found.name}") for found in iter_modules(seams.__path__)]
+    found = [seam for module in modules for seam in getattr(module, "SEAMS", ()) + getattr(module, "POOL_SEAMS", ())]
+    assert len(found) > 30
+    for seam in found:
         hooks._check_signature(seam)
         assert seam.reason
+
+
+def test_a_second_hook_at_a_seam_is_refused_and_the_same_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    seam = Seam("sglang.srt.server_args.ServerArgs.url", "after", _unused, (), "test")
+    monkeypatch.setitem(hooks._applied, seam.target, seam)
+    hooks.apply([seam])
+    with pytest.raises(SettingError, match="expected one hook"):
+        hooks.apply([seam._replace(hook=lambda result, *args: None)])
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
