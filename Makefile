@@ -13,9 +13,9 @@ help:
 	@echo "make demo      start SGLang with --memory-org on a nano model, drive a load, print a table"
 	@echo "make bench-quick  measure every organization and tuned SGLang once, about ten minutes, and make the report"
 	@echo "make vllm      vLLM's CPU build in .venv-vllm, for the arms vllm and vllm-ceiling (3.5 GB)"
-	@echo "make test      lint, types, import contracts, all tests that need no GPU"
+	@echo "make test      lint, types, import contracts, all tests that need no GPU but the long ones"
 	@echo "make lint|types|contracts|unit|e2e   one part of it"
-	@echo "make slow      the long comparison with stock SGLang, about ten minutes"
+	@echo "make slow      the long tests: against stock SGLang, policies, broken builds, campaigns"
 	@echo "make docs      build the documentation site into site/"
 
 env: $(LINKED)
@@ -71,7 +71,7 @@ unit: env
 e2e: env
 	$(BIN)/python -m pytest tests/e2e -m "e2e and not slow" --durations 15
 
-# What takes too long for every change: 200 mixed requests on five servers against stock SGLang.
+# What takes too long for every change: servers of their own, many requests, mutants, campaigns.
 slow: env
 	$(BIN)/python -m pytest tests -m slow --durations 15
 

@@ -37,15 +37,20 @@ class PoolCheck(NamedTuple):
     headroom: int
 
 
+def share_of(fraction: float, units: int) -> int:
+    """Return floor(fraction * units). The fraction is read as the decimal that it was written as: 0.29 of 100 is 29."""
+    return math.floor(Fraction(repr(fraction)) * units)
+
+
 def headroom_blocks(fraction: float, num_blocks: int) -> int:
-    """Return H = floor(f*B) in blocks. f is read as the decimal that it was written as: 0.29 of 100 blocks is 29.
+    """Return H = floor(f*B) in blocks.
 
     Raises:
         ValueError: the fraction is not in [0, 1), or the number of blocks is negative.
     """
     if not 0.0 <= fraction < 1.0 or num_blocks < 0:
         raise ValueError(f"expected 0 <= f < 1 of 0 or more blocks, got f={fraction} of {num_blocks}")
-    return math.floor(Fraction(repr(fraction)) * num_blocks)
+    return share_of(fraction, num_blocks)
 
 
 def judge(checks: Sequence[PoolCheck], *, idle: bool) -> Verdict:

@@ -22,9 +22,10 @@ from radix.work import Rounds, Submitted, WorkCounts
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """One setting of every policy. headroom: f, or None for the automatic one. pin_k: None pins nothing."""
+    """One setting of every policy, with the defaults of the flags. headroom: f, or None for the automatic one. pin_k:
+    None pins nothing."""
 
-    headroom: float | None = 0.0
+    headroom: float | None = None
     lifetime: Lifetime = Lifetime.CACHED
     retention_k: int = 2
     pin_k: int | None = None

@@ -7,9 +7,9 @@ Source: paper section B.2 (the paper names a protection budget and gives no valu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from fractions import Fraction
+
+from radix.headroom import share_of
 
 Units = tuple[int, ...]
 
@@ -32,7 +32,7 @@ class ProtectionBudget:
         """
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"expected a share between 0 and 1, got {fraction}")
-        return cls([math.floor(Fraction(repr(fraction)) * units) for units in pools])
+        return cls([share_of(fraction, units) for units in pools])
 
     def fits(self, cost: Units) -> bool:
         """Tell whether a cost is within what is left in every pool."""

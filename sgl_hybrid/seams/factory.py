@@ -101,16 +101,15 @@ class OrganizationRadixCache(UnifiedRadixCache):
 
     def evict_between(self) -> bool:
         """Evict the checkpoint that is due next, unless the tree branches there; tell whether."""
-        due = next_victim([found for found in self._candidates() if found.kind is Kind.CHECKPOINT])
+        states = self._candidates(frozenset({Kind.CHECKPOINT}))
+        due = next_victim([found for found in states if found.kind is Kind.CHECKPOINT])
         node = None if due is None else self.tree_core.node_by_id(due.key)
         if node is None or len(node.children) > 1:
             return False
         tracker = dict.fromkeys(self.tree_components, 0)
         process.served().activity.evictions[Kind.CHECKPOINT.value] += 1
         self.evict_checkpoint(node, tracker)
-        self._count(
-            EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
-        )
+        self._count(_result(tracker))
         return True
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
@@ -118,13 +117,6 @@ class OrganizationRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         self.checkpoints.released(req)
         self.protection.ended(req)
-
-    def claim_kv_row(self, req: Any) -> bool:
-        """As SGLang's; a request whose row a session takes over is not released, but ends too."""
-        claimed = super().claim_kv_row(req)
-        if claimed:
-            self.protection.ended(req)
-        return claimed
 
     def release_aborted_request(self, request: Any) -> None:
         """As SGLang's; a request that was given up while it waited does not resume."""
@@ -149,15 +141,15 @@ class OrganizationRadixCache(UnifiedRadixCache):
         while pages.num_free < wanted_pages or store.capacity() < wanted_slots:
             if self._migrate_slab():
                 continue
-            kinds = frozenset(Kind) if served.memory.shared else _kinds_of_need(pages.num_free < wanted_pages)
+            kinds = frozenset(Kind)
+            if not served.memory.shared:
+                kinds = frozenset({Kind.ATTENTION if pages.num_free < wanted_pages else Kind.CHECKPOINT})
             victim = next_victim(self._candidates(kinds))
             if victim is None:
                 break
             self._carry_out(victim, tracker)
         self.update_eviction_metrics(tracker[BASE_COMPONENT_TYPE], start_time)
-        return self._count(
-            EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
-        )
+        return self._count(_result(tracker))
 
     @property
     def checkpoints(self) -> CheckpointComponent:
@@ -237,9 +229,9 @@ class OrganizationRadixCache(UnifiedRadixCache):
         return True
 
 
-def _kinds_of_need(attention: bool) -> frozenset[Kind]:
-    """The kind that a dual organization evicts for a need of attention pages, or of states."""
-    return frozenset({Kind.ATTENTION}) if attention else frozenset({Kind.CHECKPOINT})
+def _result(tracker: dict[Any, int]) -> EvictResult:
+    """What evictions have freed, as SGLang reports it."""
+    return EvictResult(num_tokens_evicted=tracker[BASE_COMPONENT_TYPE], mamba_num_evicted=tracker[ComponentType.MAMBA])
 
 
 def build(ctx: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from radix.eviction import Kind
 from radix.policies import Chosen, Policies
 from radix.retention import Lifetime
-from sgl_hybrid.config import PROTECTION_BUDGET, RETENTION_K
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.activity import Activity
 from sgl_hybrid.memory.audit import CheckpointAudit
@@ -60,14 +59,15 @@ def policies_of(plan: MemoryPlan, memory: StateMemory) -> Policies:
     """The policies that the settings of a plan ask for, on its pools."""
     settings, layout = plan.settings, plan.layout
     headroom = settings.admission_headroom
-    chosen = Chosen(
-        headroom=None if headroom in (None, "auto") else float(headroom),
-        lifetime=Lifetime(settings.checkpoint_lifetime or Lifetime.CACHED),
-        retention_k=settings.retention_k or RETENTION_K,
-        pin_k=settings.preempt_pin_k,
-        protection=settings.protection_budget or PROTECTION_BUDGET,
-        value_eviction=settings.checkpoint_eviction == "value",
-    )
+    asked = {
+        "headroom": None if headroom == "auto" else headroom,
+        "lifetime": settings.checkpoint_lifetime and Lifetime(settings.checkpoint_lifetime),
+        "retention_k": settings.retention_k,
+        "pin_k": settings.preempt_pin_k,
+        "protection": settings.protection_budget,
+        "value_eviction": settings.checkpoint_eviction == "value",
+    }
+    chosen = Chosen(**{name: value for name, value in asked.items() if value is not None})
     pages = memory.pages.num_pages
     return Policies(
         chosen,

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE
 
 from radix.demand import Namespace
 from radix.pinning import Resident
@@ -80,7 +79,7 @@ class Protection:
         """The tree names a checkpoint of the request that publishes."""
         if self._publisher is None:
             return
-        depth = self._depth(node)
+        depth = self.tree.checkpoints.depth_of(node)
         tokens = _tokens(self._publisher)[:depth] if self.policies.names_needed else range(depth)
         self._decided.append(self.policies.published(self._publisher.rid, tokens, checkpoint, self._cost()))
 
@@ -175,7 +174,7 @@ class Protection:
         found = []
         core, component = self.tree.tree_core, self.tree.checkpoints
         node = core.node_by_id(req.lock.node)
-        depth = self._depth(node)
+        depth = component.depth_of(node)
         while node is not core.root_node:
             checkpoint = component.checkpoint_of(node)
             if checkpoint is not None:
@@ -188,13 +187,6 @@ class Protection:
         core = self.tree.tree_core
         node = core.node_by_id(node_id)
         return None if node is core.root_node else self.tree.checkpoints.checkpoint_of(node)
-
-    def _depth(self, node: Any) -> int:
-        depth, root = 0, self.tree.tree_core.root_node
-        while node is not root:
-            depth += len(node.component_data[BASE_COMPONENT_TYPE].value)
-            node = node.parent
-        return depth
 
     def _cost(self, attention_tokens: int = 0) -> Units:
         """Units of each pool that a protected checkpoint holds, with `attention_tokens` before it."""

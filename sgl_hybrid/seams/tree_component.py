@@ -170,19 +170,17 @@ class CheckpointComponent(MambaComponent):
             pool.mamba_allocator.free(req.kv.mamba_ping_pong_track_buffer[position].unsqueeze(0))
             pool.set_mamba_ping_pong_slot(req, position, -1)
 
-    def take_tracking_slot(self, req: Any) -> bool:
+    def take_tracking_slot(self, req: Any) -> None:
         """Give `req` a slot for the boundary that its next decode step crosses.
 
-        Nothing is evicted for it: a state of the request's own output is not worth a cached one. False without room,
-        which is counted, or if the request publishes nothing; the boundary then stays unpublished.
+        Nothing is evicted for it: a state of the request's own output is not worth a cached one. Without room, which is
+        counted, or if the request publishes nothing, the boundary stays unpublished.
         """
-        if req.skip_radix_cache_insert:
-            slot = None
-        else:
+        slot = None
+        if not req.skip_radix_cache_insert:
             slot = self.slot_or_none(evict=False)
             self.store.counts.skipped += slot is None
         self.track_in(req, -1 if slot is None else int(slot))
-        return slot is not None
 
     def track_in(self, req: Any, slot: int) -> int:
         """Let the next step of `req` track its boundary in `slot` (-1: nowhere); return the position of the slot.

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE, ComponentType
+from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 
 from radix.eviction import Candidate, Kind, replay_value, slab_recency, value_per_byte
 from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
@@ -30,12 +30,14 @@ WINDOW = 64
 def valued_candidates(tree: OrganizationRadixCache, kinds: Set[Kind]) -> list[Candidate]:
     """Return the least recent candidates of the given kinds, each with its value in tokens per byte."""
     core, component = tree.tree_core, tree.checkpoints
-    leaves = heapq.nsmallest(WINDOW, core.evictable_device_leaves, key=lambda leaf: (leaf.last_access_time, leaf.id))
     found = []
     if Kind.ATTENTION in kinds:
+        by_use = heapq.nsmallest(
+            WINDOW, core.evictable_device_leaves, key=lambda leaf: (leaf.last_access_time, leaf.id)
+        )
         found += [
             Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id, value_per_byte(_saved(tree, leaf), _bytes(leaf)))
-            for leaf in leaves
+            for leaf in by_use
         ]
     if Kind.CHECKPOINT not in kinds:
         return found
@@ -77,9 +79,9 @@ def _saved(tree: OrganizationRadixCache, node: Any) -> int:
     checkpoint = component.checkpoint_of(node)
     if checkpoint is None:
         return 0
-    replay, above = _length(node), node.parent
+    replay, above = len(node.key), node.parent
     while above is not tree.tree_core.root_node and component.checkpoint_of(above) is None:
-        replay += _length(above)
+        replay += len(above.key)
         above = above.parent
     return replay_value(replay, 0, policies.requesters(checkpoint))
 
@@ -87,7 +89,7 @@ def _saved(tree: OrganizationRadixCache, node: Any) -> int:
 def _bytes(node: Any, *, attention: bool = True) -> int:
     """Bytes that evicting a node gives back: its attention, unless only its checkpoint goes, and its checkpoint."""
     layout = process.served().memory.layout
-    freed = _length(node) // layout.page_tokens * attention_unit_total_bytes(layout) if attention else 0
+    freed = len(node.key) // layout.page_tokens * attention_unit_total_bytes(layout) if attention else 0
     has_checkpoint = node.component_data[ComponentType.MAMBA].value is not None
     return freed + (_checkpoint_bytes() if has_checkpoint else 0)
 
@@ -102,7 +104,3 @@ def _checkpoint_bytes() -> int:
 
 def _page_bytes() -> int:
     return attention_unit_total_bytes(process.served().memory.layout)
-
-
-def _length(node: Any) -> int:
-    return len(node.component_data[BASE_COMPONENT_TYPE].value)

@@ -34,10 +34,8 @@ def test_300_of_300_complete_and_every_ledger_balances(servers, tmp_path: Path, 
     )
     assert result.ended == "complete"
     assert (result.summary.num_ok, result.summary.num_failed, result.summary.num_short) == (300, 0, 0)
-    # 292 requests come after the first of their context. D0's 30 states are taken by the requests that run, so few are
-    # left for contexts; in a shared pool most requests find a state in the 1,934 tokens of theirs.
-    least = {"d0": 1, "s2": 200}[organization]
-    assert result.summary.cached_tokens >= least * (1934 // GRIDS[organization] * GRIDS[organization])
+    # 292 requests come after the first of their context; most of them find a state in its 1,934 tokens.
+    assert result.summary.cached_tokens > 200 * (1934 // GRIDS[organization] * GRIDS[organization])
     assert client.memory(server.url)["counters"]["checks"]["attention"]["granted"] >= 300
     client.assert_nothing_held(server.url)
     assert "leak" not in server.log.read_text().lower()

@@ -171,7 +171,7 @@ class TinyServer:
         else:
             self.cache.tree.unlock(running.req.lock)
 
-    def _adder(self) -> CheckedPrefillAdder:
+    def _adder(self, chunk_tokens: int | None = None) -> CheckedPrefillAdder:
         running = [running.req for running in self.running]
         return CheckedPrefillAdder(
             self.block,
@@ -180,7 +180,7 @@ class TinyServer:
             SimpleNamespace(reqs=running, batch_size=lambda: len(running)),
             new_token_ratio=1.0,
             rem_input_tokens=1 << 20,
-            rem_chunk_tokens=None,
+            rem_chunk_tokens=chunk_tokens,
         )
 
     def _has_room(self, num_tokens: int) -> bool:

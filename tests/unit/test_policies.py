@@ -17,7 +17,7 @@ COST = (3,)
 
 
 def policies(**chosen: object) -> Policies:
-    return Policies(Chosen(**chosen), grid=GRID, pools=(100,), pool_tokens=1000)
+    return Policies(Chosen(**{"headroom": 0.0, **chosen}), grid=GRID, pools=(100,), pool_tokens=1000)
 
 
 def adopt(joined: Policies, request: str, checkpoint: int | None, *, depth: int = GRID, resumes: bool = False):
