@@ -69,7 +69,7 @@ def test_a_server_is_measured_from_its_prompts_batches_and_saturated_load(
         say=said.append,
     )
     assert set(found.step_ms) == set(BATCHES)
-    assert all(step_ms > 3.9 for step_ms in found.step_ms.values())
+    assert all(step_ms > 2 for step_ms in found.step_ms.values())  # a client late for the first token sees less
     assert found.prefill_s > 0
     assert 0 < found.ceiling_tokens_per_s < 6 * 250
     assert said[0] == "measuring warm-up"
