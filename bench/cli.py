@@ -44,7 +44,7 @@ def _commands() -> None:
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help="falcon-h1-nano or granite-h-nano")],
+    name: Annotated[str, typer.Argument(help="falcon-h1-nano, falcon-h1-pico or granite-h-nano")],
     folder: Annotated[Path, typer.Argument(help="where the checkpoint goes; made if missing")],
     seed: Annotated[int, typer.Option(help="seed of the weights; the same seed gives the same bytes")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
@@ -163,7 +163,7 @@ def demo(
     context: typer.Context,
     org: Annotated[str, typer.Option(help="memory organization: d0")] = "d0",
     budget: Annotated[str, typer.Option(help="state memory: bytes with a unit, or a label such as b63")] = "b63",
-    model: Annotated[str, typer.Option(help="falcon-h1-nano or granite-h-nano")] = "falcon-h1-nano",
+    model: Annotated[str, typer.Option(help="falcon-h1-nano, falcon-h1-pico or granite-h-nano")] = "falcon-h1-nano",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     requests: Annotated[int, typer.Option(help="number of requests")] = 48,
     full: Annotated[bool, typer.Option("--full", help="300 requests, as the paper's runs")] = False,

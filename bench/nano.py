@@ -4,6 +4,7 @@ A nano keeps the proportions of a real model, so token and page counts are the r
 small. In elements per layer, attention KV of one token : SSM state : convolution state is
 
     falcon-h1-nano   64 : 98,304 : 1,280   as Falcon-H1-7B (1 KiB : 1,536 KiB : 20 of 21 KiB), all layers have both
+    falcon-h1-pico   32 : 49,152 :   640   the same at half the width, for load tests on a CPU
     granite-h-nano   64 : 32,768 :   640   as Granite-4.0-h-micro (2 KiB : 1,024 KiB : 20 of 25.5 KiB), layers apart
 
 Invariants: the files depend on nothing but (model, seed, dtype), every tensor has its own random stream (adding one
@@ -141,6 +142,18 @@ FALCON_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+PICO_CONFIG: dict[str, Any] = {
+    **FALCON_CONFIG,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 16,
+    "mamba_d_ssm": 384,
+    "mamba_n_heads": 12,
+    "mamba_n_groups": 1,
+}
+"""Half of every width and the same proportions. On two CPU cores a prompt then costs as many decode steps as on the
+paper's GPU, and both take as long (`python -m bench pace --model falcon-h1-pico`)."""
+
 GRANITE_CONFIG: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -174,9 +187,8 @@ GRANITE_CONFIG: dict[str, Any] = {
 }
 
 
-def _falcon_tensors() -> Iterator[Tensor]:
-    config, hidden, inner = FALCON_CONFIG, FALCON_CONFIG["hidden_size"], FALCON_CONFIG["mamba_d_ssm"]
-    mlp = config["intermediate_size"]
+def _falcon_tensors(config: dict[str, Any]) -> Iterator[Tensor]:
+    hidden, inner, mlp = config["hidden_size"], config["mamba_d_ssm"], config["intermediate_size"]
     yield Tensor("model.embed_tokens.weight", (VOCAB_SIZE, hidden), _normal(1.0))
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
@@ -211,7 +223,8 @@ def _granite_tensors() -> Iterator[Tensor]:
 
 
 MODELS: dict[str, NanoModel] = {
-    "falcon-h1-nano": NanoModel(FALCON_CONFIG, tuple(_falcon_tensors())),
+    "falcon-h1-nano": NanoModel(FALCON_CONFIG, tuple(_falcon_tensors(FALCON_CONFIG))),
+    "falcon-h1-pico": NanoModel(PICO_CONFIG, tuple(_falcon_tensors(PICO_CONFIG))),
     "granite-h-nano": NanoModel(GRANITE_CONFIG, tuple(_granite_tensors())),
 }
 

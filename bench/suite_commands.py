@@ -63,7 +63,7 @@ def run_case(
     q: Annotated[str | None, typer.Option(help="common-prefix fractions, with commas", **CASE)] = None,
     pace: Annotated[float, typer.Option(help="factor on every arrival rate (`bench pace`)", **CASE)] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="a look in ten minutes on two cores", **CASE)] = False,
-    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-nano",
+    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-pico",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16", **SERVED)] = "float32",
     dataset: Annotated[Path | None, typer.Option(help="ShareGPT-format JSON to take text from", **SERVED)] = None,
     vllm: Annotated[Path | None, typer.Option(help="interpreter of vLLM's environment", **SERVED)] = None,
@@ -133,7 +133,7 @@ def run_case(
 
 def pace_command(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-nano",
+    model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-pico",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16", **SERVED)] = "float32",
     out: Annotated[Path | None, typer.Option(help="new folder for the records; default run/pace-TIME", **KEPT)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table", **KEPT)] = False,

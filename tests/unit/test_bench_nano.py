@@ -82,6 +82,7 @@ def test_proportions_are_the_real_models(folders: dict[str, Path]) -> None:
     # Falcon-H1-7B in bytes: 1,024 per token, 1,572,864, 20 KiB of its 21 KiB.
     assert states["falcon-h1-nano"] == (64, 98_304, 1_280)
     assert np.allclose(np.array(states["falcon-h1-nano"]) * 16, (1_024, 1_572_864, 20_480))
+    assert states["falcon-h1-pico"] == (32, 49_152, 640)
     # Granite-4.0-h-micro in bytes: 2,048 per token and 1,048,576; its 26,112 of convolution cannot be met exactly.
     assert states["granite-h-nano"] == (64, 32_768, 640)
     assert np.allclose(np.array(states["granite-h-nano"][:2]) * 32, (2_048, 1_048_576))
@@ -169,7 +170,10 @@ def test_every_ordinary_id_is_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model", "llama", "x"], "expected a model out of falcon-h1-nano, granite-h-nano, got 'llama'"),
+        (
+            ["model", "llama", "x"],
+            "expected a model out of falcon-h1-nano, falcon-h1-pico, granite-h-nano, got 'llama'",
+        ),
         (["model", "falcon-h1-nano", "x", "--dtype", "int8"], "expected a dtype out of float32, bfloat16, got 'int8'"),
         (["model", "falcon-h1-nano", "x", "--seed", "-1"], "expected a seed of 0 to 2^63 - 1, got -1"),
     ],
