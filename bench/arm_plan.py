@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,12 +24,10 @@ from bench.server import cpu_environment, sglang_command
 from bench.variants import variant_of
 from sgl_hybrid.config import FLAGS
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.memory.budget import Budget, minimum_budget, parse_budget, plan_units
+from sgl_hybrid.memory.budget import Budget, admission_budget, parse_budget, plan_units
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import layout_for
 
-STATE_SLOTS = 2
-"""State slots that a running request of this project's organizations holds."""
 VLLM_BLOCK_STEP_TOKENS = 128
 SPARE_CACHED_STATES = 512
 """State slots of a ceiling beyond those of its running requests: more than the checkpoints that a run leaves."""
@@ -89,7 +88,7 @@ def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> Ar
     if arm.engine == "vllm":
         total, units, sizing = _vllm(arm, budget, geometry, serving, policy.cap)
     elif arm.organization is not None:
-        total, units = _organization(arm, budget, geometry, serving)
+        total, units = _organization(arm, budget, geometry, serving, own)
         sizing = ["--memory-budget", budget_text]
         own += [] if "--admission-headroom" in own else ["--admission-headroom", f"{policy.headroom:g}"]
     else:
@@ -139,13 +138,16 @@ def default_vllm_python() -> Path:
     return Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
 
 
-def _organization(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving) -> tuple[int, dict[str, int]]:
+def _organization(
+    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, flags: Sequence[str]
+) -> tuple[int, dict[str, int]]:
+    interval, fraction = _value(flags, "--checkpoint-interval"), _value(flags, "--d0-attention-fraction")
     layout = layout_for(
-        arm.organization or arm.name, geometry, checkpoint_interval=_number(arm.flags, "--checkpoint-interval")
+        arm.organization or arm.name, geometry, checkpoint_interval=int(interval) if interval is not None else None
     )
-    units = plan_units(layout, budget)
-    least = minimum_budget(layout, context_tokens=serving.context_tokens, checkpoints_per_request=STATE_SLOTS)
-    _require_room(arm, budget, least.total_bytes)
+    least = admission_budget(layout, context_tokens=serving.context_tokens, attention_fraction=fraction)
+    _require_room(arm, budget, least.budget.total_bytes)
+    units = plan_units(layout, budget, attention_fraction=fraction)
     if layout.shared:
         return units.total_bytes, {f"pages of {layout.page_bytes * layout.planes:,} B": units.num_pages}
     attention = f"blocks of {layout.page_tokens} tokens"
@@ -204,5 +206,5 @@ def _require_room(arm: Arm, budget: Budget, least_bytes: int) -> None:
         )
 
 
-def _number(flags: tuple[str, ...], name: str) -> int | None:
-    return int(flags[flags.index(name) + 1]) if name in flags else None
+def _value(flags: Sequence[str], name: str) -> str | None:
+    return flags[flags.index(name) + 1] if name in flags else None

@@ -22,6 +22,8 @@ from bench.cases import CASES, Changes, case_of, cells_of
 from bench.nano import FALCON_CONFIG
 from sgl_hybrid.config import FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.memory.budget import admission_budget
+from sgl_hybrid.memory.organization import layout_for
 
 POLICY = Policy(cap=63)
 
@@ -111,6 +113,25 @@ def test_a_budget_too_small_for_one_request_is_refused(serving: Serving, name: s
     message = rf"expected a budget that holds one request in arm {name}, got b5 .*smallest"
     with pytest.raises(SettingError, match=message):
         plan_arm(arm_of(name), "b5", serving, POLICY)
+
+
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.organization is not None])
+def test_the_smallest_budget_of_an_organization_is_its_servers(serving: Serving, name: str) -> None:
+    """`sizing.make_plan` refuses below `admission_budget`; a smaller budget would fail at the start of the server."""
+    arm = arm_of(name)
+    interval = 512 if name == "d0-m512" else None
+    layout = layout_for(arm.organization or "", serving.geometry(), checkpoint_interval=interval)
+    least = admission_budget(layout, context_tokens=serving.context_tokens).budget.total_bytes
+    assert plan_arm(arm, f"{least}", serving, POLICY).total_bytes <= least
+    with pytest.raises(SettingError, match=f"smallest: {least} B"):
+        plan_arm(arm, f"{least - 1}", serving, POLICY)
+
+
+def test_a_split_of_d0_has_its_own_units(serving: Serving) -> None:
+    """0.427383 of 50,577,408 B is 2,638 blocks of 8,192 B; the rest is 36 composites of 796,672 B."""
+    plan = plan_arm(arm_of("d0"), "b63", serving, Policy(cap=63, variant="split=0.427383"))
+    assert plan.units == {"blocks of 16 tokens": 2638, "composites": 36}
+    assert plan.total_bytes == 2638 * 8192 + 36 * 796_672
 
 
 @pytest.mark.parametrize("budget", ["b0", "lots", "-3GiB"])
