@@ -71,6 +71,7 @@ class Activity:
 
     Attributes:
         evictions: decisions by kind (`radix.eviction.Kind`), all kinds from the start.
+        ledger_checks: scheduler steps after which all ledgers were verified, in strict mode.
     """
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
@@ -78,6 +79,7 @@ class Activity:
         self.evicted = Evicted()
         self.reuse = Reuse()
         self.requests = Requests()
+        self.ledger_checks = 0
         self._waiting: WeakSet[object] = WeakSet()
 
     def defer(self, request: object) -> None:

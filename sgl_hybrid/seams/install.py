@@ -70,11 +70,12 @@ def memory(wanted: MemorySettings) -> None:
         pools,
         protection,
         status,
+        strict,
         tracking,
     )
 
     compat.check_version()
     factory.register()
-    modules = pools, tracking, exact, admission, mamba_backend, protection, isolation, status
+    modules = pools, tracking, exact, admission, mamba_backend, protection, isolation, status, strict
     hooks.apply([seam for module in modules for seam in module.SEAMS])
     _settings = wanted

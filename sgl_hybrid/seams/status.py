@@ -52,6 +52,7 @@ def report(scheduler: Any) -> dict[str, Any]:
         "requests": msgspec.structs.asdict(activity.requests),
         "copied_bytes": msgspec.structs.asdict(memory.copied),
         "running_requests_cap": scheduler.max_running_requests,
+        "ledger_checks": activity.ledger_checks,
         "counters": served.ledger.snapshot(memory.shared),
         **policy_report(),
     }

@@ -36,6 +36,8 @@ def test_300_of_300_complete_and_every_ledger_balances(servers, tmp_path: Path, 
     assert (result.summary.num_ok, result.summary.num_failed, result.summary.num_short) == (300, 0, 0)
     # 292 requests come after the first of their context; most of them find a state in its 1,934 tokens.
     assert result.summary.cached_tokens > 200 * (1934 // GRIDS[organization] * GRIDS[organization])
-    assert client.memory(server.url)["counters"]["checks"]["attention"]["granted"] >= 300
+    found = client.memory(server.url)
+    assert found["counters"]["checks"]["attention"]["granted"] >= 300
+    assert found["ledger_checks"] >= 300
     client.assert_nothing_held(server.url)
     assert "leak" not in server.log.read_text().lower()

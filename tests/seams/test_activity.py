@@ -12,9 +12,10 @@ import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sgl_hybrid.errors import InvariantError
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.dual_pool import Pool
-from sgl_hybrid.seams import admission, allocators, process, status
+from sgl_hybrid.seams import admission, allocators, process, status, strict
 from tests.seams.request_flow import prompt
 from tests.seams.shadow import ShadowedServer
 from tests.seams.tree_fixture import published_arguments, tiny_plan
@@ -198,3 +199,19 @@ def test_a_decode_step_is_checked_with_what_it_needs(org: str) -> None:
     assert (counts.exhausted, counts.preempted) == (1, 1)
     assert asked == [None, [0, 2]]
     tokens.free(pages)
+
+
+@pytest.mark.parametrize("org", ORGS)
+def test_strict_mode_verifies_every_ledger_and_counts_the_steps(org: str) -> None:
+    """A state slot that is lost to the ledger of checkpoints, or a page to that of pages, ends the scheduler."""
+    server = serve(org)
+    server.serve(prompt(2))
+    strict.check_ledgers(None, None)
+    assert report(server)["ledger_checks"] == 1
+    memory = server.cache.memory
+    for ids in (memory.pages._free, memory.store._free):
+        lost = ids.pop()
+        with pytest.raises(InvariantError):
+            strict.check_ledgers(None, None)
+        ids.append(lost)
+    assert report(server)["ledger_checks"] == 1
