@@ -9,8 +9,11 @@ recent as the most recent of its checkpoints: it may go only when all of them ma
 With `value` eviction a candidate has a value: the recomputation that its loss is expected to cost, for each byte that
 its eviction gives back. The least valuable goes, of equally valuable ones the least recent. Without it every value is 0
 and recency decides.
-Source: paper sections 3.4 and D.2; SGLang 0.5.23 refreshes likewise (`MambaComponent.refresh_lru`). The paper evicts by
-recency; value is not the paper's.
+
+What an open session refers to goes after everything else, in the same order among itself.
+
+Source: paper sections 3.4 and D.2; SGLang 0.5.23 refreshes likewise (`MambaComponent.refresh_lru`) and takes
+what is in no session first (`UnifiedLRUList`). The paper evicts by recency; value and sessions are not the paper's.
 """
 
 from __future__ import annotations
@@ -29,24 +32,29 @@ class Kind(enum.Enum):
 
 
 class Candidate(NamedTuple):
-    """A unit of one kind that no request references. `key` is the caller's; `value` in tokens per byte."""
+    """A unit of one kind that no request references. `key` is the caller's; `value` in tokens per byte; `in_session`:
+    an open session refers to it, or to a part of it."""
 
     kind: Kind
     recency: float
     key: int
     value: float = 0.0
+    in_session: bool = False
 
 
 _ORDER = {Kind.SLAB: 0, Kind.CHECKPOINT: 1, Kind.ATTENTION: 2}
 
 
 def next_victim(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the least valuable candidate, of equally valuable ones the least recent; None if there is none.
+    """Return the least valuable candidate, of equally valuable ones the least recent; None if there is none. One in a
+    session is returned only where all are.
 
     Of equally recent ones a slab goes before a checkpoint (it frees its page with all its checkpoints), a checkpoint
     before attention (its loss leaves attention that a shallower boundary can use)."""
     return min(
-        candidates, key=lambda candidate: (candidate.value, candidate.recency, _ORDER[candidate.kind]), default=None
+        candidates,
+        key=lambda unit: (unit.in_session, unit.value, unit.recency, _ORDER[unit.kind]),
+        default=None,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Set
 from functools import cached_property
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
 from sglang.srt.mem_cache.unified_cache.components.base import BASE_COMPONENT_TYPE, ComponentType, EvictLayer
@@ -26,19 +27,20 @@ from sgl_hybrid.seams import process
 from sgl_hybrid.seams.flags import RADIX_BACKEND
 from sgl_hybrid.seams.protection import Protection
 from sgl_hybrid.seams.tree_component import CheckpointComponent
-from sgl_hybrid.seams.value import valued_candidates
+from sgl_hybrid.seams.value import attention_in_session, valued_candidates
 
 
 class LeafQueue(set):
-    """The tree's set of evictable leaves that also knows the least recent one.
+    """The tree's set of evictable leaves that also knows the least recent one, those of open sessions last.
 
     The queue is lazy: a node is queued when it is added and its place is corrected when it comes to the front. A leaf's
-    recency only grows, so finding the least recent costs a logarithm amortized, whatever the number of leaves.
+    place only moves back, so finding the least recent costs a logarithm amortized, whatever the number of leaves. The
+    end of a session moves its leaves forward: then the queue is made anew.
     """
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         super().__init__(nodes)
-        self._heap = [(node.last_access_time, node.id, node) for node in self]
+        self._heap = [(*_due(node), node.id, node) for node in self]
         heapq.heapify(self._heap)
 
     def add(self, node: Any) -> None:
@@ -46,22 +48,27 @@ class LeafQueue(set):
             return
         super().add(node)
         if len(self._heap) > 64 + 4 * len(self):
-            self._heap = [(kept.last_access_time, kept.id, kept) for kept in self]
+            self._heap = [(*_due(kept), kept.id, kept) for kept in self]
             heapq.heapify(self._heap)
         else:
-            heapq.heappush(self._heap, (node.last_access_time, node.id, node))
+            heapq.heappush(self._heap, (*_due(node), node.id, node))
 
     def least_recent(self) -> Any | None:
         """The least recent leaf, which stays in the set; None if there is none."""
         while self._heap:
-            recency, _, node = self._heap[0]
+            *due, _, node = self._heap[0]
             if node not in self:
                 heapq.heappop(self._heap)
-            elif node.last_access_time != recency:
-                heapq.heapreplace(self._heap, (node.last_access_time, node.id, node))
+            elif _due(node) != tuple(due):
+                heapq.heapreplace(self._heap, (*_due(node), node.id, node))
             else:
                 return node
         return None
+
+
+def _due(leaf: Any) -> tuple[bool, float]:
+    """Place of a leaf in the order of eviction."""
+    return attention_in_session(leaf), leaf.last_access_time
 
 
 class OrganizationRadixCache(UnifiedRadixCache):
@@ -96,8 +103,26 @@ class OrganizationRadixCache(UnifiedRadixCache):
                 finally:
                     component.publishing = None
             super().checkpoint_into_tree(req, up_to=up_to, **options)
-            if not req.finished() and req.rid not in component.crossed:
+            if req.finished():
+                self._refer_from_session(req)
+            elif req.rid not in component.crossed:
                 component.release_state(req)
+
+    def _refer_from_session(self, req: Any) -> None:
+        """The session of `req`, if it has one, refers to all of it that is cached. SGLang does that only where the last
+        step published something; here that is rare."""
+        if (
+            self.enable_session_radix_cache
+            and req.lock is not None
+            and not isinstance(req.finished_reason, FINISH_ABORT)
+        ):
+            self.session_refs.register_session_ref(req, leaf=req.lock.node)
+
+    def release_radix_session(self, session_id: str) -> int:
+        """As SGLang's; what only this session referred to is evicted in its turn again."""
+        found = super().release_radix_session(session_id)
+        self.tree_core.evictable_device_leaves = LeafQueue(self.tree_core.evictable_device_leaves)
+        return found
 
     def evict_between(self) -> bool:
         """Evict the checkpoint that is due next, unless the tree branches there; tell whether."""
@@ -170,16 +195,20 @@ class OrganizationRadixCache(UnifiedRadixCache):
         if Kind.ATTENTION in kinds:
             leaf = core.evictable_device_leaves.least_recent()
             if leaf is not None:
-                candidates.append(Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id))
+                in_session = attention_in_session(leaf)
+                candidates.append(Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id, in_session=in_session))
         node = core.lru_lists[ComponentType.MAMBA].get_lru_no_lock() if Kind.CHECKPOINT in kinds else None
         if node is None:
             return candidates
-        candidates.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id))
+        in_session = component.session_ref(node) > 0
+        candidates.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id, in_session=in_session))
         store = component.store
         slab = store.slab_of(component.checkpoint_of(node))
         if slab is not None and store.is_reclaimable(slab):
             mates = [component.node_of[v] for v in store.reclaim(slab)]
-            candidates.append(Candidate(Kind.SLAB, slab_recency([component.recency(mate) for mate in mates]), slab))
+            recency = slab_recency([component.recency(mate) for mate in mates])
+            in_session = any(component.session_ref(mate) > 0 for mate in mates)
+            candidates.append(Candidate(Kind.SLAB, recency, slab, in_session=in_session))
         return candidates
 
     def _carry_out(self, victim: Candidate, tracker: dict[Any, int]) -> None:
@@ -199,10 +228,10 @@ class OrganizationRadixCache(UnifiedRadixCache):
 
     def evict_checkpoint(self, node: Any, tracker: dict[Any, int] | None = None) -> None:
         """Invalidate one node's checkpoint and free its parts: a leaf goes as a whole, an inner node keeps its
-        attention and becomes a tombstone."""
+        attention and becomes a tombstone. So does a leaf of which a session refers to the attention only."""
         core, component = self.tree_core, self.checkpoints
         tracker = dict.fromkeys(self.tree_components, 0) if tracker is None else tracker
-        if node in core.evictable_device_leaves:
+        if node in core.evictable_device_leaves and component._can_evict_leaf_atomically(node):
             self._evict_device_leaf(node.id, tracker)
             return
         result = BaseEvictionResult()

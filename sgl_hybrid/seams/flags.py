@@ -137,7 +137,6 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
         "enable_unified_memory",
         "enable_hierarchical_cache",
         "enable_int8_mamba_checkpoint",
-        "enable_session_radix_cache",
         "enable_streaming_session",
     ):
         _require(values, name, False, "--memory-org")

@@ -66,6 +66,20 @@ class CheckpointComponent(MambaComponent):
         if phase is LRURefreshPhase.MATCH_END and data.value is not None:
             data.metadata[RECENCY] = get_and_increase_time_counter()
 
+    def _refresh_session_partition(self, node: Any) -> None:
+        """As SGLang's, which moves a state between those in a session and the others as if it had just been used; here
+        it goes to its place among them."""
+        super()._refresh_session_partition(node)
+        order = self.tree_core.lru_lists[self.component_type]
+        if not order.in_list(node):
+            return
+        before = (order.mid if self.session_ref(node) > 0 else order.tail).lru_prev[order._pt]
+        while before is not node and self.recency(before) < self.recency(node):
+            before = before.lru_prev[order._pt]
+        if before is not node:
+            order.remove_node(node)
+            order.insert_after(before, node)
+
     def finalize_match_result_in_cache(self, params: Any, result: Any) -> Any:
         """Note the checkpoint that the request will continue from. Its own slot is taken at admission."""
         if not params.cow_mamba:

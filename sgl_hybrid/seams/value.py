@@ -33,10 +33,18 @@ def valued_candidates(tree: OrganizationRadixCache, kinds: Set[Kind]) -> list[Ca
     found = []
     if Kind.ATTENTION in kinds:
         by_use = heapq.nsmallest(
-            WINDOW, core.evictable_device_leaves, key=lambda leaf: (leaf.last_access_time, leaf.id)
+            WINDOW,
+            core.evictable_device_leaves,
+            key=lambda leaf: (attention_in_session(leaf), leaf.last_access_time, leaf.id),
         )
         found += [
-            Candidate(Kind.ATTENTION, leaf.last_access_time, leaf.id, value_per_byte(_saved(tree, leaf), _bytes(leaf)))
+            Candidate(
+                Kind.ATTENTION,
+                leaf.last_access_time,
+                leaf.id,
+                value_per_byte(_saved(tree, leaf), _bytes(leaf)),
+                attention_in_session(leaf),
+            )
             for leaf in by_use
         ]
     if Kind.CHECKPOINT not in kinds:
@@ -44,10 +52,16 @@ def valued_candidates(tree: OrganizationRadixCache, kinds: Set[Kind]) -> list[Ca
     nodes = list(_least_recent_states(tree))
     for node in nodes:
         value = value_per_byte(_saved(tree, node), _bytes(node, attention=node in core.evictable_device_leaves))
-        found.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id, value))
+        in_session = component.session_ref(node) > 0
+        found.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id, value, in_session))
     if Kind.SLAB in kinds:
         found += _slabs(tree, nodes)
     return found
+
+
+def attention_in_session(leaf: Any) -> bool:
+    """Tell whether an open session refers to the attention of a leaf."""
+    return bool(leaf.component_data[ComponentType.FULL].session_ref > 0)
 
 
 def _slabs(tree: OrganizationRadixCache, nodes: list[Any]) -> Iterator[Candidate]:
@@ -60,7 +74,8 @@ def _slabs(tree: OrganizationRadixCache, nodes: list[Any]) -> Iterator[Candidate
         mates = [component.node_of[v] for v in store.reclaim(slab)]
         freed = len(mates) * _checkpoint_bytes() + _page_bytes()
         recency = slab_recency([component.recency(mate) for mate in mates])
-        yield Candidate(Kind.SLAB, recency, slab, value_per_byte(sum(_saved(tree, mate) for mate in mates), freed))
+        value = value_per_byte(sum(_saved(tree, mate) for mate in mates), freed)
+        yield Candidate(Kind.SLAB, recency, slab, value, any(component.session_ref(mate) > 0 for mate in mates))
 
 
 def _least_recent_states(tree: OrganizationRadixCache) -> Iterator[Any]:

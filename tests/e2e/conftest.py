@@ -41,8 +41,10 @@ SETUPS: dict[str, Setup] = {
         (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),),
     ),
     "s0": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b63 --checkpoint-placement all"),
-    # Beside the default, what a user may turn off.
-    "s1": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b63 --no-exact-continuation"),
+    # Beside the default, what a user may turn off or on.
+    "s1": Setup(
+        "falcon-h1-nano", "--memory-org s1 --memory-budget b63 --no-exact-continuation --enable-session-radix-cache"
+    ),
     "s2": Setup(
         "falcon-h1-nano",
         "--memory-org s2 --memory-budget b63 --chunked-prefill-size 1024 --enable-metrics --enable-cache-report",

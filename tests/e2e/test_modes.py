@@ -67,6 +67,28 @@ def test_b35_a_session_goes_on_from_its_turns_and_leaves_nothing(servers) -> Non
     client.assert_nothing_held(url)
 
 
+@pytest.mark.server("s1")
+def test_turns_of_a_session_that_the_cache_knows_answer_as_requests_without_one(servers) -> None:
+    """With `--enable-session-radix-cache`: two turns, and a third request that names the session and has its prefix."""
+    url = servers("s1").url
+    client.flush(url)
+    first, second = client.random_prompt(1100, seed=162), client.random_prompt(80, seed=163)
+    session = post(url, "open_session", capacity_of_str_len=10_000)
+    turn = client.generate(url, first, max_new_tokens=10, rid="talk-1", session_params={"id": session})
+    reply = client.generate(
+        url, second, max_new_tokens=10, rid="talk-2", session_params={"id": session, "rid": "talk-1"}
+    )
+    third = client.generate(url, first + second, max_new_tokens=10, session_id=session)
+    assert [answer["meta_info"]["cached_tokens"] for answer in (turn, reply, third)] == [0, 1024, 1024]
+    post(url, "close_session", session_id=session)
+    client.assert_nothing_held(url)
+    for prompt, found in ((first, turn), (first + turn["output_ids"] + second, reply), (first + second, third)):
+        client.flush(url)
+        alone = client.generate(url, prompt, max_new_tokens=10)
+        assert alone["output_ids"] == found["output_ids"]
+        assert client.output_logprobs(alone) == pytest.approx(client.output_logprobs(found), abs=2e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.server("s2-mixed")
 def test_a_step_may_decode_and_prefill_without_overlap(servers) -> None:

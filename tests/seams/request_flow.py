@@ -74,15 +74,19 @@ class TinyServer:
         key = RadixKey(array("q", tokens), None, cache_salt=salt)
         return self.cache.tree.match_prefix(MatchPrefixParams(key=key))
 
-    def admit(self, *prompts: tuple[str | None, Sequence[int]], new_tokens: int = 24) -> list[Running]:
+    def admit(
+        self, *prompts: tuple[str | None, Sequence[int]], new_tokens: int = 24, session: str | None = None
+    ) -> list[Running]:
         """One pass of the scheduler over waiting requests (salt, tokens): match, reserve and lock them in order, up to
-        the first that has to wait."""
+        the first that has to wait. `session`: an open session that all of them belong to."""
         tree, adder = self.cache.tree, self._adder()
         admitted: list[Running] = []
         for salt, tokens in prompts:
             self._serial += 1
             sampling = SamplingParams(max_new_tokens=new_tokens)
-            req = Req(f"r{self._serial}", "", array("q", tokens), sampling, cache_salt=salt)
+            req = Req(f"r{self._serial}", "", array("q", tokens), sampling, cache_salt=salt, session_id=session)
+            if session is not None:
+                req.session_generation = tree.ensure_session_generation(session)
             req.init_next_round_input(tree)
             adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
             if len(adder.can_run_list) == len(admitted):

@@ -100,7 +100,6 @@ def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatc
         (["--memory-org", "d0", "--max-total-tokens", "99"], ["--max-total-tokens", "--memory-budget"]),
         (["--memory-org", "d0", "--enable-hierarchical-cache"], ["--enable-hierarchical-cache"]),
         (["--memory-org", "s2", "--enable-streaming-session"], ["--enable-streaming-session", "left out"]),
-        (["--memory-org", "s2", "--enable-session-radix-cache"], ["--enable-session-radix-cache", "left out"]),
         (["--memory-org", "s2", "--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype", "fp8_e4m3", "nearest: auto"]),
         (["--memory-org", "d0", "--mamba-radix-cache-strategy", "no_buffer"], ["--mamba-radix-cache-strategy"]),
     ],
@@ -135,6 +134,11 @@ def test_a_policy_of_the_cache_needs_a_cache(
         )
     assert caught.value.code == 2
     assert f"{options[0]}: expected a prefix cache, got --disable-radix-cache" in capsys.readouterr().err
+
+
+def test_sessions_of_the_cache_are_served(nano: Path) -> None:
+    options = ("--memory-org", "s2", "--memory-budget", "b63", "--enable-session-radix-cache")
+    assert parse(nano, "--device", "cpu", *options)["enable_session_radix_cache"]
 
 
 def test_headroom_needs_no_cache(nano: Path) -> None:

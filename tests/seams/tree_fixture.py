@@ -90,8 +90,11 @@ def tiny_plan(
     return MemoryPlan(settings, geometry, layout, units)
 
 
-def start(plan: MemoryPlan) -> Cache:
-    """Build everything for a plan and serve it in this process. Needs `published_arguments`."""
+def start(plan: MemoryPlan, *, sessions: bool = False) -> Cache:
+    """Build everything for a plan and serve it in this process. Needs `published_arguments`.
+
+    sessions: `--enable-session-radix-cache`.
+    """
     layout = plan.layout
     msgspec.Struct.__setattr__(get_server_args(), "_mamba_cache_chunk_size", layout.checkpoint_interval)
     get_exec().mamba._set("enable_mamba_extra_buffer_lazy", True)
@@ -108,6 +111,7 @@ def start(plan: MemoryPlan) -> Cache:
         page_size=layout.page_tokens,
         enable_mamba_extra_buffer=True,
         enable_mamba_extra_buffer_lazy=True,
+        enable_session_radix_cache=sessions,
     )
     tree = factory.build(_build_context(params))
     return Cache(memory, tokens, requests.mamba_allocator, requests, tree, Contents(memory))

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from radix.eviction import Candidate, Kind, next_victim, replay_value, slab_recency, value_per_byte
 
 CANDIDATES = st.lists(
-    st.builds(Candidate, st.sampled_from(Kind), st.integers(0, 5).map(float), st.integers(0, 9), st.just(0.0)),
+    st.builds(
+        Candidate, st.sampled_from(Kind), st.integers(0, 5).map(float), st.integers(0, 9), st.just(0.0), st.just(False)
+    ),
     max_size=6,
 )
 
@@ -25,6 +27,14 @@ def test_the_least_recent_goes_whatever_its_kind(kind: Kind) -> None:
     oldest = Candidate(kind, 1.0, 7)
     others = [Candidate(other, 2.0, key) for key, other in enumerate(Kind)]
     assert next_victim([*others, oldest]) == oldest
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_session_refers_to_goes_last_whatever_its_recency_and_value(kind: Kind) -> None:
+    told = [Candidate(kind, recency, key, in_session=True) for key, recency in enumerate((2.0, 1.0))]
+    other = Candidate(kind, 9.0, 7, value=5.0)
+    assert next_victim([*told, other]) == other
+    assert next_victim(told) == told[1]
 
 
 def test_of_equals_a_slab_goes_before_a_checkpoint_before_attention() -> None:
