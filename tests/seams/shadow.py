@@ -7,7 +7,7 @@ organization with all candidates there were; `check` compares all units, sizes, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -52,6 +52,9 @@ class Flight:
 
     def prefix(self, length: int) -> Prefix:
         return self.running.salt, self.running.tokens[:length]
+
+
+Serve = Callable[..., "ShadowedServer"]
 
 
 class ShadowedServer:
@@ -179,6 +182,10 @@ class ShadowedServer:
             self.naive.locks[prefix] += 1
         self.settle()
         return found
+
+    def depths(self, tokens: tuple[int, ...]) -> list[int]:
+        """Return the lengths, in blocks, of the prefixes of `tokens` whose state is cached."""
+        return sorted(len(prefix) // PAGE_TOKENS for _, prefix in self.naive.states if tokens[: len(prefix)] == prefix)
 
     def unpin(self, position: int = 0) -> None:
         lock, prefix = self.pins.pop(position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,17 +17,12 @@ from sgl_hybrid.memory.dual_pool import Pool
 from sgl_hybrid.seams import admission, allocators, process, status, strict
 from tests.seams.request_flow import prompt
 from tests.seams.shadow import ShadowedServer
-from tests.seams.tree_fixture import published_arguments, tiny_plan
+from tests.seams.tree_fixture import tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 ORGS = sorted(ORGANIZATIONS)
 PAGES, CHECKPOINTS = 48, 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 def serve(org: str, **options: Any) -> ShadowedServer:

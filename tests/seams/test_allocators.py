@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.pages import PageKind
 from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots
-from tests.seams.tree_fixture import Cache, published_arguments, start, tiny_plan
+from tests.seams.tree_fixture import Cache, start, tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 ORGS = sorted(ORGANIZATIONS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 @pytest.fixture(params=ORGS)

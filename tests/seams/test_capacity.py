@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -14,18 +13,13 @@ from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.seams import exact
 from tests.seams.request_flow import TinyServer
-from tests.seams.tree_fixture import published_arguments, start, tiny_plan
+from tests.seams.tree_fixture import start, tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 ORGS = sorted(ORGANIZATIONS)
 PAGES = 24
 MEMORY_OPTIONS = {"token_capacity": 0, "sliding_window_size": None, "chunk_size": None}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 def prompt(length: int, *, seed: int = 0) -> tuple[int, ...]:

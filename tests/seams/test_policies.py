@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -18,16 +17,10 @@ from sgl_hybrid.seams.admission import check_decode
 from sgl_hybrid.seams.isolation import separate_adapter
 from tests.seams.policy_flow import PolicyServer
 from tests.seams.request_flow import prompt
-from tests.seams.tree_fixture import published_arguments
 from tests.tiny_layouts import PAGE_TOKENS
 
 ORGS = sorted(ORGANIZATIONS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 # Headroom

@@ -7,7 +7,6 @@ unit that was evicted, or one that was freed under a reader, fails in the step t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -19,16 +18,10 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.seams.status import report
 from tests.seams.policy_flow import PolicyServer
-from tests.seams.tree_fixture import published_arguments
 from tests.tiny_layouts import PAGE_TOKENS
 
 NEW_TOKENS = 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 policies = st.fixed_dictionaries(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from radix.eviction import Kind
@@ -11,16 +9,11 @@ from sgl_hybrid.memory.pages import PageKind
 from tests.oracles.tree import Prefix
 from tests.seams.request_flow import prompt
 from tests.seams.shadow import ShadowedServer
-from tests.seams.tree_fixture import published_arguments, tiny_plan
+from tests.seams.tree_fixture import tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 SLOTS_16, SLOTS_4 = 8, 20  # Conv channels that make slabs of so many slots.
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 def server_of(

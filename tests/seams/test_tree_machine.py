@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -22,7 +22,7 @@ from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.seams.admission import free_attention_pages, free_state_slots
 from tests.oracles.tree import Prefix
 from tests.seams.shadow import ShadowedServer
-from tests.seams.tree_fixture import published_arguments, tiny_plan
+from tests.seams.tree_fixture import tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 RUNS = int(os.environ.get("TREE_MACHINE_RUNS", "80"))
@@ -31,12 +31,7 @@ WALK_STEPS = int(os.environ.get("TREE_MACHINE_WALK", "2000"))
 MAX_PROMPT_TOKENS = 180
 
 T = TypeVar("T")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 class TreeMachine(RuleBasedStateMachine):
