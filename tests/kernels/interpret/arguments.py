@@ -9,45 +9,15 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
+from bench.micro.shapes import ConvArguments, SsmArguments
 from triton_ops.state_copy.layout import Checkpoints, Planes
 
 KINDS = ("moved", "in_place", "new", "score", "padding", "adopted")
 NAN = float("nan")
 MAP_NORESERVE = 0x4000  # Linux; the mmap module names it from Python 3.13 on
-
-
-class SsmArguments(NamedTuple):
-    """Arguments of `ssm_update` in the order of its reference."""
-
-    state: torch.Tensor
-    src_table: torch.Tensor
-    dst_table: torch.Tensor | None
-    x: torch.Tensor
-    dt: torch.Tensor
-    A: torch.Tensor
-    B: torch.Tensor
-    C: torch.Tensor
-    D: torch.Tensor
-    dt_bias: torch.Tensor
-    z: torch.Tensor | None
-    out: torch.Tensor
-
-
-class ConvArguments(NamedTuple):
-    """Arguments of `conv_update` in the order of its reference."""
-
-    lines: torch.Tensor
-    src_line: torch.Tensor
-    dst_line: torch.Tensor | None
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    activation: str | None
-    out: torch.Tensor
 
 
 def tables(batch: int, width: int, num_units: int, kinds: Sequence[str] = KINDS) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from bench.micro.shapes import ConvArguments, SsmArguments
 from tests.kernels.interpret.access import MemoryWatch
-from tests.kernels.interpret.arguments import ConvArguments, SsmArguments
 from triton_ops.state_copy.layout import Checkpoints, Planes
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.interpret.arguments import ConvArguments, conv_arguments, copy_of, same_bits
+from bench.micro.shapes import ConvArguments
+from tests.kernels.interpret.arguments import conv_arguments, copy_of, same_bits
 from triton_ops.conv_update import reference
 from triton_ops.conv_update.api import Activation, conv_update
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.interpret.arguments import NAN, SsmArguments, copy_of, same_bits, ssm_arguments
+from bench.micro.shapes import SsmArguments
+from tests.kernels.interpret.arguments import NAN, copy_of, same_bits, ssm_arguments
 from triton_ops.ssm_update import reference
 from triton_ops.ssm_update.api import ssm_update
 
