@@ -18,29 +18,16 @@ from bench.arms import Arm
 from bench.campaign.cell import Conditions, Launch, Launcher
 from bench.campaign.run import Campaign, CampaignResult
 from bench.cases import Changes, case_of
+from bench.nano import FALCON_CONFIG
 from bench.tokenizer import make_tokenizer
 
 REQUESTS = 6
-FALCON_NANO = {
-    "model_type": "falcon_h1",
-    "num_hidden_layers": 2,
-    "hidden_size": 256,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "mamba_n_heads": 24,
-    "mamba_d_head": 32,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 128,
-    "mamba_d_conv": 2,
-}
-"""What `bench.nano` writes of the shapes of falcon-h1-nano."""
 
 
 def write_shapes(folder: Path) -> Path:
     """Write a model folder that has shapes and hashes but cannot be served."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(FALCON_NANO))
+    (folder / "config.json").write_text(json.dumps(FALCON_CONFIG))
     (folder / "tokenizer.json").write_text(make_tokenizer().to_str())
     return folder
 

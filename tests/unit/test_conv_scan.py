@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from triton_ops.conv_scan.api import conv_scan
 from triton_ops.conv_scan.reference import convolve_sequence
 
 DTYPES = (torch.float32, torch.bfloat16)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -22,15 +22,6 @@ def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.
 
 def close(actual: torch.Tensor, expected: np.ndarray, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(actual.float(), torch.from_numpy(expected), rtol=tolerance, atol=tolerance)
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread, or what the test's parameter says."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(getattr(request, "param", 1))
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("taps", [2, 3, 4])

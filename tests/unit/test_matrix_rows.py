@@ -5,8 +5,6 @@ That is a property of the machine's matrix library, not of this project; exact c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,15 +13,7 @@ from sgl_hybrid.seams.exact import MIN_ROWS, Forward, pad_rows
 
 SHAPES = [(256, 320), (256, 2072), (768, 256), (1024, 24)]
 """Inputs and outputs of projections, those of the nano models among them."""
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread, or what the test's parameter says."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(getattr(request, "param", 1))
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def linear(self: object, layer: torch.nn.Linear, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,6 +30,7 @@ class Geometry:
 NANO = Geometry(24, 32, 128, 2)
 SMALL = Geometry(4, 8, 16, 2)
 ODD = Geometry(6, 5, 9, 3)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 class Inputs:
@@ -71,15 +71,6 @@ class Inputs:
         arrays = [tensor.float().numpy() for tensor in (self.x, self.dt, self.A, self.B, self.C)]
         arguments: dict[str, Any] = {"D": self.D.numpy(), "dt_bias": self.dt_bias.numpy()}
         return scan_packed(*arrays, query_start_loc, **(arguments | options))
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread, or what the test's parameter says."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(getattr(request, "param", 1))
-    yield
-    torch.set_num_threads(before)
 
 
 def close(actual: torch.Tensor, expected: np.ndarray, tolerance: float = 2e-5) -> None:

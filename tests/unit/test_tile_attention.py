@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,15 +15,7 @@ from triton_ops.tile_attention.torch_path import attend_tiles
 
 DTYPES = (torch.float32, torch.bfloat16)
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread, or what the test's parameter says."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(getattr(request, "param", 1))
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 def sequence(
