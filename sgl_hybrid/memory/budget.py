@@ -224,6 +224,16 @@ def conv_pages_for(layout: Layout, checkpoints: int, *, slabs: int | None = None
     return slabs
 
 
+def checkpoints_in(layout: Layout, num_pages: int, *, open_slots: int = 0) -> int:
+    """Return the checkpoints that so many free pages hold: in the open conv slots, then whole slabs, then a part."""
+    members = layout.member_pages
+    if layout.conv_placement is not ConvPlacement.SLAB:
+        return num_pages // pages_for(layout, 0, 1)
+    in_open = min(open_slots, num_pages // members)
+    slabs, rest = divmod(num_pages - in_open * members, layout.slots_per_slab * members + 1)
+    return in_open + slabs * layout.slots_per_slab + max(0, rest - 1) // members
+
+
 def attention_unit_total_bytes(layout: Layout) -> int:
     """Return the bytes of one attention block over all planes."""
     return layout.attention_groups * layout.attention_page_bytes * layout.attention_planes

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from sgl_hybrid.errors import CapacityError
+from sgl_hybrid.memory.budget import checkpoints_in
 from sgl_hybrid.memory.ledger import ABSENT, Ledgers, check_store, ledgers_of
 from sgl_hybrid.memory.organization import ConvPlacement, Layout
 from sgl_hybrid.memory.pages import PADDING_PAGE, PageAllocator, PageKind
@@ -72,7 +73,7 @@ class CheckpointStore:
         if layout.conv_placement is ConvPlacement.SLAB:
             self.slabs = SlabAllocator(pages, layout.slots_per_slab)
         self.pages = pages
-        self.num_virtual = self._fit(pages.num_pages) if num_virtual is None else num_virtual
+        self.num_virtual = checkpoints_in(layout, pages.num_pages) if num_virtual is None else num_virtual
         if self.num_virtual < 1:
             raise ValueError(
                 f"expected pages for at least one checkpoint of {layout.member_pages} members and its conv state, "
@@ -209,7 +210,8 @@ class CheckpointStore:
 
     def capacity(self) -> int:
         """Return how many further composites `allocate` would grant now, if nothing else took pages."""
-        return min(len(self._free), self._fit(self.pages.num_free))
+        open_slots = 0 if self.slabs is None else self.slabs.num_open
+        return min(len(self._free), checkpoints_in(self.layout, self.pages.num_free, open_slots=open_slots))
 
     def pages_needed(self, count: int) -> int:
         """Return the free pages that the next `count` composites would take, given the open conv slots."""
@@ -219,16 +221,6 @@ class CheckpointStore:
         elif self.slabs is not None:
             conv_pages = -(-max(0, count - self.slabs.num_open) // self.slabs.slots_per_slab)
         return count * self.layout.member_pages + conv_pages
-
-    def _fit(self, num_free: int) -> int:
-        """Return the composites that `num_free` pages hold: in the open slots, then whole slabs, then a part."""
-        members = self.layout.member_pages
-        if self.slabs is None:
-            return num_free // self.pages_needed(1)
-        in_open = min(self.slabs.num_open, num_free // members)
-        rest = num_free - in_open * members
-        full, rest = divmod(rest, self.slabs.slots_per_slab * members + 1)
-        return in_open + full * self.slabs.slots_per_slab + max(0, rest - 1) // members
 
     def pages_of(self, v: int) -> list[int]:
         """Return the pages that hold a part of v: its members and its conv page or slab."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.memory.budget import Units, admission_budget, parse_budget, plan_units
+from sgl_hybrid.memory.budget import Units, admission_budget, checkpoints_in, parse_budget, plan_units
 from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import Layout, layout_for
 
@@ -39,7 +39,7 @@ class MemoryPlan(NamedTuple):
         """Checkpoints that the recurrent pool holds, or a shared pool if it held nothing else."""
         if not self.layout.shared:
             return self.units.num_checkpoints
-        return capacity(self.layout, self.units.num_pages)
+        return checkpoints_in(self.layout, self.units.num_pages)
 
     def describe(self) -> dict[str, Any]:
         """The organization, its geometry and its units as plain values, for the log line and `/server_info`."""
@@ -223,11 +223,3 @@ def _override_arguments(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
     text = values.get("json_model_override_args")
     return json.loads(text) if text else None
-
-
-def capacity(layout: Layout, num_pages: int) -> int:
-    """Checkpoints that fit into an empty shared pool."""
-    from sgl_hybrid.memory.checkpoints import CheckpointStore
-    from sgl_hybrid.memory.pages import PageAllocator
-
-    return CheckpointStore(layout, PageAllocator(num_pages)).num_virtual
