@@ -161,7 +161,7 @@ def summary(
 @app.command()
 def demo(
     context: typer.Context,
-    org: Annotated[str, typer.Option(help="memory organization: d0")] = "d0",
+    org: Annotated[str, typer.Option(help="memory organization: s0, s1, s2 or d0")] = "s2",
     budget: Annotated[str, typer.Option(help="state memory: bytes with a unit, or a label such as b63")] = "b63",
     model: Annotated[str, typer.Option(help="falcon-h1-nano, falcon-h1-pico or granite-h-nano")] = "falcon-h1-nano",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",

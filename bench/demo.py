@@ -23,7 +23,7 @@ READY_TIMEOUT_S = 300.0
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the demo serves and how much it asks for. `cap` is the most requests the server runs at once."""
 
-    organization: str = "d0"
+    organization: str = "s2"
     budget: str = "b63"
     model: str = "falcon-h1-nano"
     dtype: str = "float32"
