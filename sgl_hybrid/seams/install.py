@@ -69,6 +69,7 @@ def memory(wanted: MemorySettings) -> None:
         mamba_backend,
         pools,
         protection,
+        replay,
         status,
         strict,
         tracking,
@@ -76,6 +77,6 @@ def memory(wanted: MemorySettings) -> None:
 
     compat.check_version()
     factory.register()
-    modules = pools, tracking, exact, admission, mamba_backend, protection, isolation, status, strict
+    modules = pools, tracking, exact, replay, admission, mamba_backend, protection, isolation, status, strict
     hooks.apply([seam for module in modules for seam in module.SEAMS])
     _settings = wanted
