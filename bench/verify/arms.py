@@ -51,6 +51,8 @@ def make_arm(given: str, dtype: str) -> Arm:
         arguments += SMALL.get(name, {}).get(dtype, "").split()
     if _value(arguments, "--schedule-conservativeness") is None:
         arguments += ["--schedule-conservativeness", "0.01"]
+    if name != "stock" and _value(arguments, "--admission-headroom") is None:
+        arguments += ["--admission-headroom", "0"]
     return Arm(name=name, arguments=arguments)
 
 

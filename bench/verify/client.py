@@ -95,6 +95,13 @@ class Client:
             await asyncio.sleep(0.1)
         raise ServerError(f"expected {self.url} to be idle and flush its cache within {FLUSH_WAIT_S:.0f} s, got none")
 
+    async def take_back(self) -> None:
+        """Have the server retract every running request and go on; it lacks no memory for that. Raises: ServerError."""
+        for path, body in (("/pause_generation", {"mode": "retract"}), ("/continue_generation", {})):
+            status, _content = await self._call("POST", path, body)
+            if status != 200:
+                raise ServerError(f"expected {path} of {self.url}, got HTTP status {status}")
+
     async def generate(self, request: Request, *, salt: str | None = None, hidden_states: bool = False) -> Answer:
         """Ask for one answer, greedy. Raises: ServerError if it is refused, aborted or of another length."""
         body: dict[str, Any] = {

@@ -79,8 +79,9 @@ def verify(
     """Check that answers that use the prefix cache equal answers that compute everything.
 
     Every prompt is answered on an empty cache, five times, and again from every boundary, after parts of it were
-    evicted, behind a boundary that decoding crossed, under concurrent load and after retraction; one state is restored
-    many times. Token ids and log-probabilities are compared. **The server's prefix cache is emptied over and over.**
+    evicted, behind a boundary that decoding crossed, after it was taken back while it decoded, under concurrent load
+    and after retraction; one state is restored many times. Token ids and log-probabilities are compared.
+    **The server's prefix cache is emptied over and over.**
 
     Start a server on a nano model, check it, stop it; with stock SGLang's result beside it:
 
@@ -91,8 +92,8 @@ def verify(
 
         python -m bench verify --url http://127.0.0.1:30000 --prompts run/first/workload.jsonl
 
-    Paths: cold, warm, eviction, decode boundary, restore, concurrent, retraction. A path that could not be brought
-    about is reported as not exercised, never as equal.
+    Paths: cold, warm, eviction, decode boundary, restore, resume, concurrent, retraction. A path that could not be
+    brought about is reported as not exercised, never as equal.
 
     | exit status | |
     |---|---|

@@ -7,9 +7,11 @@ further difference is tolerated up to `Facts.batch_bound`, and reported.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
-from bench.verify.client import Answer
+from bench.verify.client import Answer, Client
 from bench.verify.compare import Scores
 from bench.verify.paths import CONCURRENT, RETRACTION, Effort, scored
 from bench.verify.prompts import random_tokens, shared_prompts
@@ -47,8 +49,8 @@ async def concurrent(journal: Journal, effort: Effort) -> None:
 
 
 async def retraction(journal: Journal, effort: Effort) -> None:
-    """Send more than the pool can hold once the answers grow, so that the server takes requests back; then ask each
-    again alone, with what the disturbed run left in the cache."""
+    """Send more than the pool can hold once the answers grow, so that the server takes requests back, or is told to;
+    then ask each again alone, with what the disturbed run left in the cache."""
     requests = retraction_requests(journal.facts, effort)
     if not requests:
         held, running = journal.facts.capacity_tokens, journal.facts.max_running
@@ -56,10 +58,19 @@ async def retraction(journal: Journal, effort: Effort) -> None:
         journal.missed(RETRACTION, "overfill", reason)
         return
     references = await _references(journal, RETRACTION, requests)
+    begun = time.monotonic()
     answers = await _together(journal, requests, len(requests))
+    if not any(answer.num_retractions for answer in answers):
+        # The server admits no more than fits to the end, or ended some in time: have it take back what runs.
+        half_s = (time.monotonic() - begun) / 2
+        answers, _ = await asyncio.gather(
+            _together(journal, requests, len(requests)), _take_back_after(journal.client, half_s)
+        )
     retracted = sum(answer.num_retractions for answer in answers)
     if retracted == 0:
-        reason = f"none of {len(requests)} requests was retracted: serve with a smaller --memory-budget"
+        reason = (
+            f"none of {len(requests)} requests was retracted, not even on request: serve with a smaller --memory-budget"
+        )
         journal.missed(RETRACTION, "overfill", reason, requests[0])
         return
     _compare_all(journal, RETRACTION, f"{retracted} retractions", requests, answers, references)
@@ -68,6 +79,11 @@ async def retraction(journal: Journal, effort: Effort) -> None:
         bound = journal.facts.batch_bound
         journal.compare(RETRACTION, "alone afterwards", request, answer, known, bound=bound)
         journal.tick()
+
+
+async def _take_back_after(client: Client, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await client.take_back()
 
 
 def retraction_requests(facts: Facts, effort: Effort) -> list[Request]:

@@ -6,6 +6,8 @@ Whether the state was reached is read from the reported `cached_tokens`; where i
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,8 +17,11 @@ from bench.verify.prompts import boundaries, random_tokens
 from bench.verify.records import COLD, Request
 from bench.verify.subject import Journal
 
-WARM, EVICTION, DECODE, RESTORE = "warm", "eviction", "decode boundary", "restore"
+WARM, EVICTION, DECODE, RESTORE, RESUME = "warm", "eviction", "decode boundary", "restore", "resume"
 CONCURRENT, RETRACTION = "concurrent", "retraction"
+
+RESUME_NEW_TOKENS = 64
+RESUME_TRIES = 8
 
 SEED_TAIL_TOKENS = 8
 """Tokens behind a boundary in the prefix that makes the server publish the state there and nowhere deeper."""
@@ -206,3 +211,43 @@ async def restore(journal: Journal, prompts: Sequence[list[int]], effort: Effort
     step = f"visit 1 again after {effort.restores}"
     journal.compare(RESTORE, step, requests[0], again, [first.scores], wanted_tokens=depths[-1])
     journal.tick()
+
+
+async def resume(journal: Journal, prompts: Sequence[list[int]], effort: Effort) -> None:
+    """Take every request back while it decodes, alone, and let it resume; then once more, with what it left cached.
+
+    When it decodes is guessed from how long the reference took, so a request may end before; it is then asked again.
+    """
+    for prompt in prompts:
+        request = msgspec.structs.replace(
+            scored(prompt, journal.facts.grid_tokens, effort.new_tokens), max_new_tokens=RESUME_NEW_TOKENS
+        )
+        references = await journal.cold(RESUME, request, 1)
+        await journal.client.flush()
+        begun = time.monotonic()
+        await journal.client.generate(request)
+        wait_s = 0.8 * (time.monotonic() - begun)
+        for cached in (False, True):
+            answer = await _taken_back(journal.client, request, wait_s, flush=not cached)
+            if answer is None:
+                reason = f"the request ended before it could be taken back, {RESUME_TRIES} times"
+                journal.missed(RESUME, "take back", reason, request)
+            else:
+                step = f"taken back {answer.num_retractions} times, {'cached' if cached else 'cold'} before"
+                journal.compare(RESUME, step, request, answer, references)
+            journal.tick()
+
+
+async def _taken_back(client: Client, request: Request, wait_s: float, *, flush: bool) -> Answer | None:
+    """Return the answer to a request that was taken back about `wait_s` after it was asked; None if none was."""
+    for _ in range(RESUME_TRIES):
+        if flush:
+            await client.flush()
+        asked = asyncio.create_task(client.generate(request))
+        await asyncio.sleep(wait_s)
+        await client.take_back()
+        answer = await asked
+        if answer.num_retractions:
+            return answer
+        wait_s *= 0.7
+    return None

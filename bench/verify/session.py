@@ -36,6 +36,7 @@ PATHS: dict[str, Path_] = {
     paths.EVICTION: paths.eviction,
     paths.DECODE: paths.decode_boundary,
     paths.RESTORE: paths.restore,
+    paths.RESUME: paths.resume,
     paths.CONCURRENT: lambda journal, _, effort: loaded.concurrent(journal, effort),
     paths.RETRACTION: lambda journal, _, effort: loaded.retraction(journal, effort),
 }

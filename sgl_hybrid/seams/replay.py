@@ -6,7 +6,7 @@ interrupted. Here the outputs are taken away when the request is about to be adm
 first one did, and it decodes from there; the token that a step samples is replaced by the one known for its position.
 The client notices nothing: until the outputs are back nothing is sent, and their log-probabilities stay what they were.
 
-A request with a grammar, a sampling mask or input embeddings resumes as in SGLang.
+A request with a grammar, a sampling mask, input embeddings or a session resumes as in SGLang.
 
 Source: SGLang 0.5.23, `managers/schedule_batch.py` (`reset_for_retract`, `init_next_round_input`),
 `model_executor/model_runner.py` (`sample`), `managers/scheduler_components/output_streamer.py`.
@@ -83,7 +83,8 @@ def withhold(original: Callable[..., None], self: Any, *, req: Any) -> None:
 
 
 def _can_replay(req: Any) -> bool:
-    return req.grammar is None and req.input_embeds is None and not req.return_sampling_mask
+    plain = req.grammar is None and req.input_embeds is None and req.session is None
+    return plain and not req.return_sampling_mask
 
 
 def _output_logprobs(req: Any) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bench.verify.paths import RESUME_NEW_TOKENS
 from tests.unit.fake_server import MODEL, FakeServer
 
 GRID = 16
@@ -24,8 +25,9 @@ class FakeCacheServer(FakeServer):
     capacity: states it can hold. hit_error, cold_noise, batch_noise: what is added to the last log-probability of an
     answer that was a hit, of every second answer without one, of an answer while others run. wrong_token: hits answer
     another last token. wrong_depth: states are found one boundary deeper than they are. forgets_after: visits to one
-    state after which its answers change. retracts: requests that may end early are taken back once. organized: it says
-    what it serves, as ours does.
+    state after which its answers change. retracts: requests that may end early are taken back once. resume_error: what
+    is added to the last log-probability of an answer that was taken back on request; None: it takes none back.
+    organized: it says what it serves, as ours does.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class FakeCacheServer(FakeServer):
         wrong_depth: bool = False,
         forgets_after: int | None = None,
         retracts: bool = True,
+        resume_error: float | None = 0.0,
         organized: bool = True,
         missing_numbers: bool = False,
     ) -> None:
@@ -47,6 +50,8 @@ class FakeCacheServer(FakeServer):
         self.hit_error, self.cold_noise, self.batch_noise = hit_error, cold_noise, batch_noise
         self.wrong_token, self.wrong_depth, self.forgets_after = wrong_token, wrong_depth, forgets_after
         self.retracts, self.organized, self.missing_numbers = retracts, organized, missing_numbers
+        self.resume_error = resume_error
+        self.pauses = 0
         self.evictions = 0
         self.colds = 0
         self._states: OrderedDict[tuple[str | None, tuple[int, ...]], int] = OrderedDict()
@@ -69,6 +74,11 @@ class FakeCacheServer(FakeServer):
         self._states.clear()
         return await super()._flush(request)
 
+    async def _pause(self, request: web.Request) -> web.Response:
+        assert (await request.json()) == {"mode": "retract"}
+        self.pauses += 1
+        return web.Response()
+
     async def _generate(self, request: web.Request) -> web.Response:
         body = await self._accept(request)
         ids, sampling = body["input_ids"], body["sampling_params"]
@@ -82,7 +92,11 @@ class FakeCacheServer(FakeServer):
         logprobs[-1] += self.hit_error if cached else self.cold_noise * (self.colds % 2)
         if self.forgets_after is not None and visits > self.forgets_after:
             logprobs[-1] += 0.5
-        await asyncio.sleep(0.001)
+        retractions, pauses = int(self.retracts and not sampling["ignore_eos"]), self.pauses
+        await asyncio.sleep(0.05 if sampling["max_new_tokens"] == RESUME_NEW_TOKENS else 0.001)
+        if self.pauses > pauses and self.resume_error is not None:
+            retractions += 1
+            logprobs[-1] += self.resume_error
         logprobs[-1] += self.batch_noise if self.in_flight > 1 else 0.0
         self.in_flight -= 1
         if cached and self.wrong_token:
@@ -95,7 +109,7 @@ class FakeCacheServer(FakeServer):
             "prompt_tokens": len(ids),
             "completion_tokens": len(outputs),
             "cached_tokens": cached,
-            "num_retractions": int(self.retracts and not sampling["ignore_eos"]),
+            "num_retractions": retractions,
             "finish_reason": {"type": "length", "length": len(outputs)},
             "input_token_logprobs": [
                 [None if position == first else numbers[position], tokens[position], None]

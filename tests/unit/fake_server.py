@@ -83,6 +83,8 @@ class FakeServer:
                 web.post("/flush_cache", self._flush),
                 web.post("/generate", self._generate),
                 web.post("/v1/completions", self._completions),
+                web.post("/pause_generation", self._pause),
+                web.post("/continue_generation", self._continue),
             ]
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -99,6 +101,12 @@ class FakeServer:
         await runner.cleanup()
 
     async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _pause(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _continue(self, _: web.Request) -> web.Response:
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from bench.verify.compare import Verdict
 from bench.verify.records import VerifyResult
 from tests.unit.fake_cache import FakeCacheServer
 
-COUNTED = ["warm", "eviction", "decode boundary", "restore", "concurrent", "retraction"]
+COUNTED = ["warm", "eviction", "decode boundary", "restore", "resume", "concurrent", "retraction"]
 
 
 class Checked:
@@ -45,7 +45,7 @@ def test_a_faithful_cache_is_equal_on_every_path(check: Any) -> None:
     found = check(FakeCacheServer())
     assert found.status == 0
     assert found.result.verdict is Verdict.EQUAL
-    assert found.verdicts(Verdict.EQUAL) == ["cold", *COUNTED[:4], "cold, concurrent", *COUNTED[4:]]
+    assert found.verdicts(Verdict.EQUAL) == ["cold", *COUNTED[:5], "cold, concurrent", *COUNTED[5:]]
     assert all(path.counts["not exercised"] == 0 for path in found.paths.values())
     [arm] = found.result.arms
     assert (arm.arm, arm.organization, arm.grid_tokens) == ("s2", "s2", 16)
@@ -135,6 +135,19 @@ def test_without_retraction_that_path_is_not_exercised(check: Any) -> None:
     assert (found.status, found.result.verdict) == (0, Verdict.EQUAL)
     assert found.verdicts(Verdict.NOT_EXERCISED) == ["retraction"]
     assert "--memory-budget" in found.paths["retraction"].reason
+
+
+def test_a_resumed_request_with_another_bit_is_different(check: Any) -> None:
+    found = check(FakeCacheServer(resume_error=1e-7), "--only", "resume")
+    assert found.status == 1
+    assert found.paths["resume"].counts["different"] == 2 * 2
+    assert "taken back 1 times" in found.paths["resume"].first_difference.step
+
+
+def test_a_server_that_takes_nothing_back_on_request_is_not_exercised(check: Any) -> None:
+    found = check(FakeCacheServer(resume_error=None), "--only", "warm", "--only", "resume")
+    assert (found.status, found.verdicts(Verdict.NOT_EXERCISED)) == (0, ["resume"])
+    assert "could be taken back" in found.paths["resume"].reason
 
 
 def test_eviction_of_the_deep_state_is_brought_about(check: Any) -> None:

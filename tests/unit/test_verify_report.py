@@ -146,7 +146,13 @@ def test_a_page_has_all_arms_side_by_side_and_says_where_it_was_made() -> None:
 @pytest.mark.parametrize(
     ("given", "dtype", "name", "arguments"),
     [
-        ("--memory-org s2", "float32", "s2", "--memory-org s2 --memory-budget 10MiB --schedule-conservativeness 0.01"),
+        (
+            "--memory-org s2",
+            "float32",
+            "s2",
+            "--memory-org s2 --memory-budget 10MiB --schedule-conservativeness 0.01 --admission-headroom 0",
+        ),
+        ("--memory-org s2 --admission-headroom auto", "float32", "s2", None),
         ("--memory-org=s1 --memory-budget=b63", "float32", "s1", None),
         ("--memory-org d0", "bfloat16", "d0", None),
         ("stock", "float32", "stock", None),
@@ -164,6 +170,7 @@ def test_an_arm_gets_little_memory_unless_it_names_some(
     assert ("17MiB" in text) == (dtype == "bfloat16")
     assert text.count("--max-total-tokens") == (name == "stock")
     assert text.count("--schedule-conservativeness") == 1
+    assert text.count("--admission-headroom") == (name != "stock")
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
