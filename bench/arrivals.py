@@ -6,8 +6,6 @@ offsets for every arm. Offsets are plans: what was achieved is in the request re
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 import numpy as np
 
@@ -15,14 +13,6 @@ from sgl_hybrid.errors import SettingError
 
 NS_PER_S = 1_000_000_000
 _STREAM = 0x617272  # keeps the arrival stream apart from the workload streams of the same seed
-
-
-class Arrivals(Protocol):
-    """A process that plans start times."""
-
-    def offsets_ns(self, count: int, seed: int) -> list[int]:
-        """Return `count` non-decreasing offsets from the run's start [ns]."""
-        ...
 
 
 class Poisson(msgspec.Struct, frozen=True, tag="poisson"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -216,18 +215,3 @@ def capacity(units: Units, mix: Mix) -> int:
         else:
             high = middle
     return low
-
-
-def stranded_shares(units: Units, mixes: Iterator[Mix]) -> Iterator[float]:
-    """Yield, for each mix, the share of D0's bytes that is free when one pool cannot take one more copy.
-
-    Raises:
-        SettingError: the organization has one shared pool (an absent value is not zero).
-    Source: paper section B.4, for one full state instead of a sum over steps.
-    """
-    layout = units.layout
-    if layout.shared:
-        raise SettingError(f"expected an organization with two pools, got {layout.organization}; nearest: d0")
-    for mix in mixes:
-        used = cost(layout, mix.times(capacity(units, mix))).total_bytes
-        yield 1 - used / units.total_bytes

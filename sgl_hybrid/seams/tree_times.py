@@ -9,8 +9,6 @@ which costs the oldest prompt and so as much in every arm; it is inserted, and l
 
 Each line on stdin is a number of turns. The answer is a line of JSON: the nanoseconds of this thread for each operation
 of each turn. `bench micro tree` drives several such processes. Layout and states are tiny, counts are real.
-
-Source: SGLang 0.5.23, `mem_cache/kv_cache_configurator.py` and `registry.py` build the same parts in a server.
 """
 
 from __future__ import annotations
@@ -21,27 +19,16 @@ import json
 import sys
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
 
-import msgspec
-import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
-from sglang.srt.runtime_context import get_context, get_exec, get_server_args
 
 from sgl_hybrid.config import ORGANIZATION_NAMES, MemorySettings
 from sgl_hybrid.memory import Layout, StateGeometry, layout_for
 from sgl_hybrid.memory.budget import Budget, Units, pages_for
-from sgl_hybrid.memory.state_memory import StateMemory
-from sgl_hybrid.seams import factory, pools, process
-from sgl_hybrid.seams.allocators import BlockAllocator
+from sgl_hybrid.seams import bare_tree
+from sgl_hybrid.seams.bare_tree import BareTree
 from sgl_hybrid.seams.sizing import MemoryPlan
 
 PROMPT_TOKENS = 3332
@@ -72,18 +59,10 @@ GEOMETRY = StateGeometry(
 """Falcon-H1-7B's proportions, 1 : 1536 : 20 elements, with 2 KiB for 512 tokens."""
 
 
-class Built(NamedTuple):
-    """A tree and the allocators that it fills."""
-
-    tree: Any
-    tokens: Any
-    slots: Any
-
-
 class Turns:
     """Fills a tree and takes turns on it. num_nodes: cached nodes besides the prompts that turns evict."""
 
-    def __init__(self, built: Built, num_nodes: int) -> None:
+    def __init__(self, built: BareTree, num_nodes: int) -> None:
         self._built = built
         self._serial = 0
         self._depth = PROMPT_TOKENS // BOUNDARY_TOKENS * BOUNDARY_TOKENS
@@ -130,37 +109,25 @@ class Turns:
         return array("q", [*self._serial.to_bytes(4, "little"), *(position % 251 for position in range(length - 4))])
 
 
-def build(arm: str, num_nodes: int) -> Built:
+def build(arm: str, num_nodes: int) -> BareTree:
     """Build the pools, full after `Turns`, and the tree of an arm. Needs `published_arguments`."""
     states = NUM_PROMPTS + num_nodes
     boundaries = NUM_PROMPTS * (PROMPT_TOKENS // BOUNDARY_TOKENS) + num_nodes
-    msgspec.Struct.__setattr__(get_server_args(), "_mamba_cache_chunk_size", BOUNDARY_TOKENS)
-    get_exec().mamba._set("enable_mamba_extra_buffer_lazy", True)
-    if arm in STOCK_PAGES:
-        requests, page_tokens = _request_pool(states), STOCK_PAGES[arm]
-        tokens = PagedTokenToKVPoolAllocator(
-            boundaries * BOUNDARY_TOKENS, page_tokens, torch.bfloat16, "cpu", None, need_sort=False
-        )
-        tree = create_unified_radix_cache(_context(requests, tokens, page_tokens, tree_core_backend="python"))
-        return Built(tree, tokens, requests.mamba_allocator)
-    plan = _plan(arm, boundaries, states)
-    memory = StateMemory(
-        plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
+    if arm not in STOCK_PAGES:
+        return bare_tree.build(_plan(arm, boundaries, states), num_requests=1, max_tokens=PROMPT_TOKENS)
+    return bare_tree.build_stock(
+        GEOMETRY,
+        num_tokens=boundaries * BOUNDARY_TOKENS,
+        num_states=states,
+        page_tokens=STOCK_PAGES[arm],
+        grid=BOUNDARY_TOKENS,
+        max_tokens=PROMPT_TOKENS,
     )
-    process.start(plan, memory)
-    requests = pools.build_request_pool(_request_pool, memory.store.num_virtual)
-    tokens = BlockAllocator(memory, dtype=torch.bfloat16, device="cpu", kvcache=None)
-    tree = factory.build(_context(requests, tokens, plan.layout.page_tokens))
-    return Built(tree, tokens, requests.mamba_allocator)
 
 
-@contextmanager
-def published_arguments(arm: str) -> Iterator[None]:
+def published_arguments(arm: str) -> AbstractContextManager[None]:
     """Publish SGLang's arguments as a server of the arm does."""
-    page_tokens = STOCK_PAGES.get(arm) or _layout(arm).page_tokens
-    arguments = {"page_size": page_tokens, "attention_backend": "torch_native"}
-    with get_context().override_server_args(mamba_radix_cache_strategy="extra_buffer_lazy", **arguments):
-        yield
+    return bare_tree.published_arguments(STOCK_PAGES.get(arm) or _layout(arm).page_tokens)
 
 
 def _layout(arm: str) -> Layout:
@@ -175,57 +142,6 @@ def _plan(arm: str, boundaries: int, states: int) -> MemoryPlan:
         sizes = {"num_pages": pages_for(layout, blocks, states)}
     units = Units(layout=layout, budget=Budget(text="tree times", total_bytes=0, planes=1), **sizes)
     return MemoryPlan(MemorySettings(memory_org=arm), GEOMETRY, layout, units)
-
-
-def _request_pool(num_states: int) -> HybridReqToTokenPool:
-    shape = Mamba2StateShape(
-        conv=[(GEOMETRY.conv_channels, GEOMETRY.d_conv - 1)],
-        temporal=(GEOMETRY.ssm_heads, GEOMETRY.ssm_head_dim, GEOMETRY.d_state),
-        intermediate_size=GEOMETRY.ssm_heads * GEOMETRY.ssm_head_dim,
-        conv_dim=GEOMETRY.conv_channels,
-        ssm_state_size=GEOMETRY.d_state,
-        num_heads=GEOMETRY.ssm_heads,
-        head_dim=GEOMETRY.ssm_head_dim,
-        state_size=GEOMETRY.d_state,
-        conv_kernel=GEOMETRY.d_conv,
-    )
-    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.bfloat16)
-    return HybridReqToTokenPool(
-        size=1,
-        mamba_size=num_states,
-        mamba_spec_state_size=0,
-        max_context_len=PROMPT_TOKENS,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=[0], dtype=dtype),
-        mamba_layer_ids=[0],
-        enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=True,
-        enable_overlap_schedule=True,
-    )
-
-
-def _context(requests: Any, tokens: Any, page_tokens: int, **options: Any) -> TreeCacheBuildContext:
-    params = CacheInitParams(
-        disable=False,
-        req_to_token_pool=requests,
-        token_to_kv_pool_allocator=tokens,
-        page_size=page_tokens,
-        enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=True,
-        **options,
-    )
-    nothing: dict[str, Any] = dict.fromkeys(("server_args", "tp_worker", "model_config", "tp_group"))
-    return TreeCacheBuildContext(
-        params=params,
-        is_hybrid_swa=False,
-        is_hybrid_ssm=True,
-        enable_hierarchical_cache=False,
-        disable_radix_cache=False,
-        tp_size=1,
-        tp_rank=0,
-        **nothing,
-    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,8 +3,6 @@
 `Contents` plays what a model computes: the state and the attention at a position are a number that depends on the salt
 and on every token up to there. A page that was lost, reused or mixed up then shows as a wrong number. What the
 allocators get back is filled with NaN, and published checkpoints are hashed.
-
-Source: SGLang 0.5.23, `sglang/srt/mem_cache/kv_cache_configurator.py` and `registry.py` build the same parts.
 """
 
 from __future__ import annotations
@@ -15,20 +13,15 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.runtime_context import get_context, get_exec, get_server_args
 
 from sgl_hybrid.config import MemorySettings
-from sgl_hybrid.memory import Layout, layout_for
+from sgl_hybrid.memory import layout_for
 from sgl_hybrid.memory.budget import Budget, Units
 from sgl_hybrid.memory.state_memory import StateMemory
-from sgl_hybrid.seams import allocators, factory, pools, process
+from sgl_hybrid.seams import allocators, bare_tree, factory, process
 from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots
 from sgl_hybrid.seams.sizing import MemoryPlan
 from tests.oracles.tree import Prefix
@@ -55,9 +48,8 @@ def published_arguments() -> Iterator[None]:
     """Publish SGLang's arguments as a server does and poison what is freed; put the process's state back afterwards."""
     before = HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED, process.DEBUG_CHECKPOINTS
     allocators.POISON_FREED = process.DEBUG_CHECKPOINTS = True
-    arguments = {"page_size": PAGE_TOKENS, "attention_backend": "torch_native"}
     try:
-        with get_context().override_server_args(mamba_radix_cache_strategy="extra_buffer_lazy", **arguments):
+        with bare_tree.published_arguments(PAGE_TOKENS):
             yield
     finally:
         HybridReqToTokenPool.mamba_pool_cls, process._served, allocators.POISON_FREED, process.DEBUG_CHECKPOINTS = (
@@ -95,26 +87,9 @@ def start(plan: MemoryPlan, *, sessions: bool = False) -> Cache:
 
     sessions: `--enable-session-radix-cache`.
     """
-    layout = plan.layout
-    msgspec.Struct.__setattr__(get_server_args(), "_mamba_cache_chunk_size", layout.checkpoint_interval)
-    get_exec().mamba._set("enable_mamba_extra_buffer_lazy", True)
-    memory = StateMemory(
-        plan.units, device="cpu", kv_dtype=torch.bfloat16, ssm_dtype=torch.bfloat16, conv_dtype=torch.bfloat16
-    )
-    process.start(plan, memory)
-    requests = pools.build_request_pool(_request_pool, layout)
-    tokens = BlockAllocator(memory, dtype=torch.bfloat16, device="cpu", kvcache=None)
-    params = CacheInitParams(
-        disable=False,
-        req_to_token_pool=requests,
-        token_to_kv_pool_allocator=tokens,
-        page_size=layout.page_tokens,
-        enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=True,
-        enable_session_radix_cache=sessions,
-    )
-    tree = factory.build(_build_context(params))
-    return Cache(memory, tokens, requests.mamba_allocator, requests, tree, Contents(memory))
+    bare = bare_tree.build(plan, num_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, sessions=sessions)
+    memory = process.served().memory
+    return Cache(memory, bare.tokens, bare.slots, bare.requests, bare.tree, Contents(memory))
 
 
 @lru_cache(maxsize=4096)
@@ -174,50 +149,6 @@ class Contents:
         pool = self.memory.pool
         pool.update_tables(self.memory.store)
         return pool.member_table[slots].long(), pool.conv_line[slots].long()
-
-
-def _request_pool(layout: Layout) -> HybridReqToTokenPool:
-    geometry = layout.geometry
-    shape = Mamba2StateShape(
-        conv=[(geometry.conv_channels, geometry.d_conv - 1)],
-        temporal=(geometry.ssm_heads, geometry.ssm_head_dim, geometry.d_state),
-        intermediate_size=geometry.ssm_heads * geometry.ssm_head_dim,
-        conv_dim=geometry.conv_channels,
-        ssm_state_size=geometry.d_state,
-        num_heads=geometry.ssm_heads,
-        head_dim=geometry.ssm_head_dim,
-        state_size=geometry.d_state,
-        conv_kernel=geometry.d_conv,
-    )
-    layers = list(geometry.recurrent_layers)
-    dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.bfloat16)
-    return HybridReqToTokenPool(
-        size=MAX_REQUESTS,
-        mamba_size=process.served().memory.store.num_virtual,
-        mamba_spec_state_size=0,
-        max_context_len=MAX_TOKENS,
-        device="cpu",
-        enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=layers, dtype=dtype),
-        mamba_layer_ids=layers,
-        enable_mamba_extra_buffer=True,
-        enable_mamba_extra_buffer_lazy=True,
-        enable_overlap_schedule=True,
-    )
-
-
-def _build_context(params: CacheInitParams) -> TreeCacheBuildContext:
-    nothing: dict[str, Any] = dict.fromkeys(("server_args", "tp_worker", "model_config", "tp_group"))
-    return TreeCacheBuildContext(
-        params=params,
-        is_hybrid_swa=False,
-        is_hybrid_ssm=True,
-        enable_hierarchical_cache=False,
-        disable_radix_cache=False,
-        tp_size=1,
-        tp_rank=0,
-        **nothing,
-    )
 
 
 def named_units(cache: Cache) -> tuple[dict[Prefix, int], dict[Prefix, int]]:

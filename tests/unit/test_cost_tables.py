@@ -20,7 +20,6 @@ from sgl_hybrid.memory.cost import (
     payload_bytes,
     pool_fits,
     saving_bytes,
-    stranded_shares,
 )
 from sgl_hybrid.memory.presets import model_geometry
 
@@ -163,18 +162,6 @@ def test_layers_apart_cost_their_own_counts() -> None:
     assert cost(layout_for("s2", granite), mix).total_bytes == 4 * (3 + 5 * 9 + 2) * MIB
     assert cost(layout_for("s1", granite), mix).total_bytes == 4 * (3 + 5 * 9 + 5) * MIB
     assert cost(layout_for("s0", granite), mix).total_bytes == 4 * (3 + 5 * 9) * 525 * 2048
-
-
-def test_stranded_share_is_what_the_other_pool_has_left() -> None:
-    units = falcon_units("d0", "b63")
-    heavy, balanced = Mix(attention=120, checkpoints=1), Mix(attention=7, checkpoints=2)
-    shares = list(stranded_shares(units, [heavy, balanced]))
-    copies = capacity(units, balanced)
-    free = (3256 - copies * 224) * 16 * KIB + (29 - 2 * copies) * 1557 * KIB
-    assert shares[1] == pytest.approx(free / units.plane_bytes)
-    assert shares[0] > shares[1]
-    with pytest.raises(SettingError, match="expected an organization with two pools, got s2"):
-        list(stranded_shares(falcon_units("s2", "b63"), [balanced]))
 
 
 @pytest.mark.parametrize(
