@@ -172,6 +172,8 @@ class Policies:
             self.headroom.deferred()
         seen = self.occupancy
         seen.steps += 1
+        if not (self.retention.protected or self.pins.held):
+            return
         self._observe()
         seen.retained_unit_steps = _plus(seen.retained_unit_steps, self.retention.units)
         seen.pinned_unit_steps = _plus(seen.pinned_unit_steps, self.pins.units)

@@ -36,6 +36,7 @@ class PagePool:
         recurrent_planes: the same tensor in a shared pool; `[planes, num_composites + 1, page_bytes] uint8` in D0.
         member_table: `[num_virtual + 1, groups * members] int32`, row stride shared with `conv_line`; -1 is absent.
         conv_line: `[num_virtual + 1, conv_columns] int32`.
+        table_writes: uploads to the tables so far.
 
     Raises:
         ValueError: a dtype of another size, a stride or offset that is no multiple of it, or a missing pool size.
@@ -74,6 +75,7 @@ class PagePool:
         self._tables[0] = 0
         self.member_table = self._tables[:, : layout.member_pages]
         self.conv_line = self._tables[:, layout.member_pages :]
+        self.table_writes = 0
 
     @property
     def state_bytes(self) -> int:
@@ -160,6 +162,7 @@ class PagePool:
             host = torch.tensor([(v, *store.member_row(v), *store.conv_row(v)) for v in dirty], dtype=torch.int32)
             rows = host.to(self.device, non_blocking=True)
             self._tables.index_copy_(0, rows[:, 0].long(), rows[:, 1:])
+            self.table_writes += 1
         return len(dirty)
 
     def poison(

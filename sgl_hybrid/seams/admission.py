@@ -192,9 +192,10 @@ def count_step(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     served.policies.step(submitted(result.batch_to_run), waiting=bool(self.waiting_queue))
     if served.memory.shared:
         return
-    tree = self.tree_cache
-    free = {Pool.ATTENTION: free_attention_pages(tree), Pool.RECURRENT: free_state_slots(tree)}
-    served.ledger.record_step(free)
+    pages, slots = served.memory.pages.num_free, served.memory.store.capacity()
+    if not (pages and slots):  # Otherwise no pool is short of units, and nothing is stranded.
+        pages, slots = free_attention_pages(self.tree_cache), free_state_slots(self.tree_cache)
+    served.ledger.record_step({Pool.ATTENTION: pages, Pool.RECURRENT: slots})
 
 
 def check_decode(self: Any, selected_indices: list[int] | None = None) -> bool:
@@ -202,14 +203,16 @@ def check_decode(self: Any, selected_indices: list[int] | None = None) -> bool:
     requests = self.reqs if selected_indices is None else [self.reqs[i] for i in selected_indices]
     tokens = self.new_tokens_required_next_decode(selected_indices)
     allocator, protection = self.token_to_kv_pool_allocator, protection_of(self.tree_cache)
-    free = free_attention_pages(self.tree_cache)
+    served, need = process.served(), -(-tokens // allocator.page_size)
+    free = served.memory.pages.num_free
+    if free < max(1, need):  # Otherwise what else could be freed does not change what is counted.
+        free = free_attention_pages(self.tree_cache)
     request = {"requests": requests, "spec_algorithm": self.spec_algorithm}
     fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
     if not fits and len(requests) <= 1 and protection is not None and protection.yield_all():
         fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
     outcome = Outcome.GRANTED if fits else Outcome.PREEMPTED
-    need = -(-tokens // allocator.page_size)
-    process.served().ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)
+    served.ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)
     return bool(fits)
 
 

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 from sgl_hybrid.errors import CapacityError
 from sgl_hybrid.memory.pages import PageKind
 from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.seams.hooks import Seam
 
 POISON_FREED = os.environ.get("SGLANG_HYBRID_POISON_FREED") == "1"
 """For tests: fill every freed unit with NaN, so that a read of a unit that was given back shows in the output."""
@@ -69,6 +70,13 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         pages = self._take(-(-need_size // self.page_size))
         return None if pages is None else self._tensor(self._block_ids(pages)[:need_size])
 
+    def get_extend_allocation_demand(
+        self, prefix_lens_cpu: torch.Tensor, seq_lens_cpu: torch.Tensor, **options: Any
+    ) -> int:
+        """Tokens of the blocks that a prefill opens; SGLang would evict for one more block a request."""
+        prefixes, lengths = prefix_lens_cpu.numpy(), seq_lens_cpu.numpy()
+        return int((-(-lengths // self.page_size) - -(-prefixes // self.page_size)).sum()) * self.page_size
+
     def alloc_extend(
         self,
         prefix_lens: torch.Tensor,
@@ -104,13 +112,23 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
     ) -> torch.Tensor | None:
         """One id per request: the next of its block, or the first of a new one; None if short. Waits for nothing on the
         device."""
-        (opens,) = np.nonzero((seq_lens_cpu.numpy() - 1) % self.page_size == 0)
+        return self.next_ids(last_loc, self.opened_rows(seq_lens_cpu))
+
+    def opened_rows(self, seq_lens_cpu: torch.Tensor) -> list[int]:
+        """Rows whose last token is the first of a block. seq_lens_cpu: [batch] int64, that token included.
+
+        No numpy: between two steps of a model its code is out of the cache, and slower than this loop.
+        """
+        return [row for row, length in enumerate(seq_lens_cpu.tolist()) if (length - 1) % self.page_size == 0]
+
+    def next_ids(self, last_loc: torch.Tensor, opens: list[int]) -> torch.Tensor | None:
+        """As `alloc_decode`, for the rows that are known to open a block."""
         ids = last_loc.to(torch.int64) + 1
-        if len(opens):
+        if opens:
             pages = self._take(len(opens))
             if pages is None:
                 return None
-            ids[self._tensor(opens)] = self._tensor(np.array(pages) * self.pitch)
+            ids[self._tensor(np.array(opens))] = self._tensor(np.array(pages) * self.pitch)
         return ids
 
     def free(self, free_index: torch.Tensor) -> None:
@@ -180,6 +198,27 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         return torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)).to(self.device)
 
 
+def allocate_decode(
+    original: Callable[..., torch.Tensor],
+    tree_cache: Any,
+    seq_lens: torch.Tensor,
+    seq_lens_cpu: torch.Tensor,
+    last_loc: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """Around `alloc_paged_token_slots_decode`: evict for the blocks that this step opens.
+
+    SGLang would evict in every step until every request has a free block. Where the pages do not suffice, it answers.
+    seq_lens, seq_lens_cpu, last_loc: [batch] int64, as `BlockAllocator.alloc_decode`.
+    """
+    allocator = tree_cache.token_to_kv_pool_allocator
+    opens = allocator.opened_rows(seq_lens_cpu)
+    if opens:
+        allocator.evict_to_free_tokens(tree_cache, len(opens) * allocator.page_size)
+    ids = allocator.next_ids(last_loc, opens)
+    return original(tree_cache, seq_lens, seq_lens_cpu, last_loc, **options) if ids is None else ids
+
+
 class CheckpointSlots(MambaSlotAllocator):
     """SGLang's state slots: virtual checkpoint ids, each with all its members and its conv state."""
 
@@ -224,3 +263,14 @@ class CheckpointSlots(MambaSlotAllocator):
 
     def clear(self) -> None:
         self.store.clear()
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        "sglang.srt.mem_cache.allocation.alloc_paged_token_slots_decode",
+        "around",
+        allocate_decode,
+        ("tree_cache", "seq_lens", "seq_lens_cpu", "last_loc"),
+        "a decode step evicts for the blocks that it opens only",
+    ),
+)

@@ -87,6 +87,8 @@ def with_rows_enough(x: torch.Tensor) -> torch.Tensor:
 
 def pad_rows(original: Callable[..., torch.Tensor], self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> Any:
     """Around `UnquantizedLinearMethod.apply`: at least `MIN_ROWS` rows in a prefill. x: [rows, inputs]."""
+    if not Forward.is_prefill:
+        return original(self, layer, x, bias)
     return original(self, layer, with_rows_enough(x), bias)[: x.shape[0]]
 
 

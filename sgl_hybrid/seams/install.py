@@ -61,6 +61,7 @@ def memory(wanted: MemorySettings) -> None:
     global _settings
     from sgl_hybrid.seams import (
         admission,
+        allocators,
         compat,
         exact,
         factory,
@@ -77,6 +78,18 @@ def memory(wanted: MemorySettings) -> None:
 
     compat.check_version()
     factory.register()
-    modules = pools, tracking, exact, replay, admission, mamba_backend, protection, isolation, status, strict
+    modules = (
+        pools,
+        allocators,
+        tracking,
+        exact,
+        replay,
+        admission,
+        mamba_backend,
+        protection,
+        isolation,
+        status,
+        strict,
+    )
     hooks.apply([seam for module in modules for seam in module.SEAMS])
     _settings = wanted

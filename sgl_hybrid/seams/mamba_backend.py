@@ -13,7 +13,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
@@ -57,6 +56,15 @@ class DecodePlan(NamedTuple):
     write: Rows
 
 
+class SteadyDecode(NamedTuple):
+    """The plan of a batch that reads where it writes, which is the next step's too as long as neither its indices nor a
+    table has changed. writes: writes to the source table and to the tables of states when it was made."""
+
+    indices: torch.Tensor
+    writes: tuple[int, int]
+    plan: DecodePlan
+
+
 class BoundaryMamba2Backend(Mamba2AttnBackend):
     """`Mamba2AttnBackend` over member and line tables (see the module)."""
 
@@ -65,10 +73,12 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.memory = process.served().memory
         self.audit = process.served().audit
         self.layout = self.memory.layout
-        self.source = self.req_to_token_pool.mamba_pool.source
-        self.captures = self.req_to_token_pool.mamba_pool.captures
+        self.states = self.req_to_token_pool.mamba_pool
+        self.source = self.states.source
+        self.captures = self.states.captures
         self.prefill_plan: PrefillPlan | None = None
         self.decode_plan: DecodePlan | None = None
+        self.steady: SteadyDecode | None = None
         self.layers: dict[int, Layer] = {}
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -119,33 +129,39 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
             ends = [start + end - first for start, (first, end) in zip(starts, pairwise(row_ends), strict=True)]
             kept_at = [position for _, position in captures]
             self._check_states(self.source[slots], torch.cat((slots, kept)), [*ends, *kept_at])
-        self.source[slots] = slots
-        self.source[kept] = kept
+        written = torch.cat((slots, kept))
+        self.states.set_source(written, written)
         return PrefillPlan(starts, row_ends, read, fresh, self._rows(slots), captures, self._rows(kept))
 
     def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
-        slots = self.forward_metadata.mamba_cache_indices[-num_decodes:].to(torch.int64)
+        indices = self.forward_metadata.mamba_cache_indices[-num_decodes:]
+        # Most steps cross no boundary, and read and write where the last one did. Only a host that holds the tensors
+        # sees that without waiting.
+        crosses_none = indices.is_cpu and not self.forward_metadata.has_mamba_track_mask
+        steady, slots = self.steady, indices.to(torch.int64)
+        if (
+            crosses_none
+            and steady is not None
+            and steady.writes == (self.states.source_writes, self.memory.pool.table_writes)
+            and torch.equal(indices, steady.indices)
+        ):
+            self._check_decode(forward_batch, slots, slots)
+            return steady.plan
         read, written = self.source[slots], slots
-        if exact.is_exact():
-            lengths = forward_batch.seq_lens_cpu[-num_decodes:].numpy()
-            crossings = int(np.count_nonzero(lengths % self.layout.checkpoint_interval == 0))
-            self.memory.store.counts.decode_crossings += crossings
         tracked = forward_batch.mamba_track_mask
-        # Most steps cross no boundary and read where they write, which the host can see if it holds the tensors.
-        if slots.is_cpu and (tracked is None or not tracked[-num_decodes:].any()) and torch.equal(read, slots):
-            self._check_decode(forward_batch, read, slots)
-            rows = self._rows(slots)
-            return DecodePlan(rows, rows)
         if tracked is not None:
             kept = self.forward_metadata.mamba_track_indices[-num_decodes:].to(torch.int64)
             # SGLang marks the tracking slot of a row whose request has ended meanwhile with -1.
             mask = tracked[-num_decodes:] & (kept >= 0)
             written = torch.where(mask, kept, slots)
-            self.source[written] = written
-        self.source[slots] = written
+            self.states.set_source(written, written)
+        self.states.set_source(slots, written)
         self._check_decode(forward_batch, read, written)
         both = self.memory.pool.table_rows(torch.stack((read, written)))
-        return DecodePlan(self._split_rows(both[0]), self._split_rows(both[1]))
+        plan = DecodePlan(self._split_rows(both[0]), self._split_rows(both[1]))
+        if crosses_none and torch.equal(both[0], both[1]):
+            self.steady = SteadyDecode(indices, (self.states.source_writes, self.memory.pool.table_writes), plan)
+        return plan
 
     def _check_decode(self, forward_batch: Any, read: torch.Tensor, written: torch.Tensor) -> None:
         if self.audit is not None:

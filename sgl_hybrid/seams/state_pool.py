@@ -46,7 +46,8 @@ class PlaneKVPool(MHATokenToKVPool):
 class TableStatePool(MambaPool):
     """States behind tables. Of SGLang's pool it keeps the interface that the scheduler and the model runner use.
 
-    source: [num_virtual + 1] int64, the slot that holds the state of each slot (itself, unless it is another's).
+    source: [num_virtual + 1] int64, the slot that holds the state of each slot (itself, unless it is another's). Only
+    `set_source` writes it; source_writes counts that, so that a plan made from the table is known to hold still.
     captures: states that the next step writes beside SGLang's tracked one: (position, slot) by the request's slot.
     """
 
@@ -60,7 +61,13 @@ class TableStatePool(MambaPool):
             raise ValueError(f"expected one conv tensor per layer, got {len(cache_params.shape.conv)}")
         self.mem_usage = self.memory.pool.state_bytes / (1 << 30)
         self.source = torch.arange(self.memory.store.num_virtual + 1, dtype=torch.int64, device=device)
+        self.source_writes = 0
         self.captures: dict[int, list[tuple[int, int]]] = {}
+
+    def set_source(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
+        """Let each of `slots` have the state of the slot in `sources`; [num] integer, both."""
+        self.source[slots.to(torch.int64)] = sources.to(torch.int64)
+        self.source_writes += 1
 
     @property
     def size(self) -> int:
@@ -75,8 +82,8 @@ class TableStatePool(MambaPool):
     def clear_slots(self, indices: torch.Tensor) -> None:
         """Forget where these slots continue from. A request without a prefix starts from zeros, not from its slot, so
         its bytes need no clearing."""
-        self.source[indices.to(torch.int64)] = indices.to(torch.int64)
+        self.set_source(indices, indices)
 
     def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
         """Let slots continue from others without a copy. The sources stay locked until the next step has read them."""
-        self.source[dst_indices.to(torch.int64)] = src_indices.to(torch.int64)
+        self.set_source(dst_indices, src_indices)

@@ -14,19 +14,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from sgl_hybrid.seams.exact import NO_BOUNDARY
 from sgl_hybrid.seams.hooks import Seam
 
 
 def take_slots(self: Any, mamba_track_interval: int) -> None:
     """Replace `ScheduleBatch.mamba_lazy_prealloc_at_boundary`: a tracking slot for each row that crosses a boundary.
 
-    Nothing is evicted for it: a state of the request's own output is not worth a cached one.
+    Nothing is evicted for it: a state of the request's own output is not worth a cached one. Under exact continuation
+    no row takes one, and the boundaries that decoding passes are counted.
     """
     checkpoints = self.tree_cache.checkpoints
-    for row in np.flatnonzero(self.seq_lens_cpu.numpy() % mamba_track_interval == 0).tolist():
-        checkpoints.take_tracking_slot(self.reqs[row])
+    if mamba_track_interval == NO_BOUNDARY:
+        grid = checkpoints.store.layout.checkpoint_interval
+        checkpoints.store.counts.decode_crossings += [n % grid for n in self.seq_lens_cpu.tolist()].count(0)
+        return
+    for req, length in zip(self.reqs, self.seq_lens_cpu.tolist(), strict=True):
+        if length % mamba_track_interval == 0:
+            checkpoints.take_tracking_slot(req)
 
 
 def give_slots_back(self: Any) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.pages import PageKind
-from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots
+from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots, allocate_decode
 from tests.seams.tree_fixture import Cache, start, tiny_plan
 from tests.tiny_layouts import PAGE_TOKENS
 
 ORGS = sorted(ORGANIZATIONS)
+FULL = PAGE_TOKENS
+"""Tokens of a row whose next one opens a block."""
 pytestmark = pytest.mark.usefixtures("published")
 
 
@@ -117,6 +121,50 @@ def test_b39_a_batch_that_does_not_fit_takes_nothing(cache: Cache) -> None:
     assert decode(tokens, [full, full, full]) is None
     assert snapshot(cache) == before
     assert extend(tokens, [[], []], [PAGE_TOKENS, PAGE_TOKENS]) is not None
+
+
+def test_a_prefill_evicts_for_the_blocks_that_it_opens(cache: Cache) -> None:
+    prefixes, ends = (
+        torch.tensor([0, 3, PAGE_TOKENS, 5]),
+        torch.tensor([1, PAGE_TOKENS, PAGE_TOKENS + 1, 3 * PAGE_TOKENS]),
+    )
+    wanted = cache.tokens.get_extend_allocation_demand(prefixes, ends, conservative_num_tokens=10**6, shard_size=1)
+    assert wanted == (1 + 0 + 1 + 2) * PAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("lengths", "evicted"), [((3, 5, 7), []), ((3, FULL, 7), []), ((FULL, FULL, 7), [1]), ((FULL, FULL, FULL), [2])]
+)
+def test_a_decode_step_evicts_for_the_blocks_that_it_opens(
+    cache: Cache, lengths: tuple[int, ...], evicted: list[int]
+) -> None:
+    """With one page free, `evicted` more are asked for; SGLang would ask for one for each of the three requests."""
+    tokens, asked = cache.tokens, []
+    rows = [tokens.alloc(PAGE_TOKENS).tolist()[:length] for length in lengths]
+    rest = tokens.alloc((cache.memory.pages.num_free - 1) * PAGE_TOKENS)
+
+    def evict(params: EvictParams) -> None:
+        asked.append(params.num_tokens)
+        tokens.free(rest[: params.num_tokens])
+
+    tree = SimpleNamespace(
+        token_to_kv_pool_allocator=tokens, supports_prefix_sharing=lambda: True, evict_for_alloc=evict
+    )
+    ends = torch.tensor([len(row) + 1 for row in rows])
+    ids = allocate_decode(pytest.fail, tree, ends, ends, torch.tensor([row[-1] for row in rows]))
+    assert asked == [PAGE_TOKENS * count for count in evicted]
+    opened = [length == FULL for length in lengths]
+    assert [int(i) % tokens.pitch == 0 for i in ids] == opened
+    assert all(int(i) == row[-1] + 1 for i, row, opens in zip(ids, rows, opened, strict=True) if not opens)
+
+
+def test_sglang_answers_a_decode_step_without_pages(cache: Cache) -> None:
+    tokens = cache.tokens
+    row = tokens.alloc(PAGE_TOKENS)
+    tokens.alloc(cache.memory.pages.num_free * PAGE_TOKENS)
+    tree = SimpleNamespace(token_to_kv_pool_allocator=tokens, supports_prefix_sharing=lambda: False)
+    end = torch.tensor([PAGE_TOKENS + 1])
+    assert allocate_decode(lambda *a, **k: "theirs", tree, end, end, row[-1:], token_per_req=1) == "theirs"
 
 
 @pytest.mark.parametrize("again", ["twice", "a part", "with a held one", "the padding page", "a foreign page"])
