@@ -84,6 +84,9 @@ _ALL = (
         "transient",
     ),
     _ours("s2-value", "S2 that evicts what is cheapest to compute again", "s2", "--checkpoint-eviction", "value"),
+    _ours(
+        "s2-auto", "S2 with the automatic admission headroom, as a user gets it", "s2", "--admission-headroom", "auto"
+    ),
     _ours("s2-inexact", "S2 whose cached prefixes may differ in the last bits", "s2", "--no-exact-continuation"),
     _stock("stock", "SGLang as it comes: `auto` resolves to extra_buffer while the overlap schedule is on", None, 5),
     _stock("stock-extra", "SGLang with extra_buffer asked for by name", "extra_buffer", 5),
