@@ -16,6 +16,7 @@ from bench.nano import write_model
 from bench.server import ServerError, ServerProcess, cpu_environment, free_port, sglang_command
 from bench.session import LoadCase, LoadResult, run_load
 from bench.workloads import make_workload
+from sgl_hybrid.memory.organization import organization_of
 
 READY_TIMEOUT_S = 300.0
 
@@ -41,6 +42,7 @@ def run_demo(settings: DemoSettings, folder: Path, *, command: Sequence[str], co
     Raises: SettingError for a malformed setting, ServerError if the server ends, does not come up or serves another
     organization than asked for.
     """
+    organization_of(settings.organization)
     case = LoadCase(
         workload=make_workload("paper", num_requests=settings.num_requests, shared_fraction=settings.shared_fraction),
         arrivals=Poisson(settings.rate_per_s),

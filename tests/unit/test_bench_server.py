@@ -148,6 +148,7 @@ def test_the_organization_table_shows_pools_and_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--org", "s9"], "expected a memory organization of s0, s1, s2, d0, got 's9'"),
         (["--requests", "0"], "expected at least 1 request, got 0"),
         (["--q", "-1"], "expected a common-prefix fraction q of 0 to 1, got -1.0"),
         (["--rate", "0"], "expected a rate above 0 requests/s, got 0.0 requests/s"),
