@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save
 
+from bench.registry import registered
 from bench.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_tokenizer, tokenizer_settings
 from sgl_hybrid.errors import SettingError
 
@@ -248,13 +249,11 @@ def write_model(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32
     these names with other content are replaced. Loads with transformers' Auto classes and with SGLang's loader.
     Raises: SettingError for an unknown model or dtype, a seed out of range, or a folder that cannot be written.
     """
-    if name not in MODELS:
-        raise SettingError(f"expected a model out of {', '.join(MODELS)}, got {name!r}")
+    model = registered(MODELS, name, "a model")
     if dtype not in DTYPES:
         raise SettingError(f"expected a dtype out of {', '.join(DTYPES)}, got {dtype!r}")
     if not 0 <= seed < 2**63:
         raise SettingError(f"expected a seed of 0 to 2^63 - 1, got {seed}")
-    model = MODELS[name]
     config = {
         **model.config,
         "vocab_size": VOCAB_SIZE,

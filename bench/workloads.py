@@ -18,6 +18,7 @@ import numpy as np
 
 from bench.arrivals import ArrivalProcess
 from bench.records import PlannedRequest
+from bench.registry import registered
 from sgl_hybrid.errors import SettingError
 
 _CONTEXT, _ROUTE, _QUESTION_LENGTH, _OUTPUT, _OWN = range(5)  # random streams of one seed
@@ -99,10 +100,9 @@ def make_workload(name: str, *, scale: float = 1.0, **changes: float | None) -> 
 
     Raises: SettingError for an unknown name or a value out of range.
     """
-    if name not in WORKLOADS:
-        raise SettingError(f"expected a workload out of {', '.join(WORKLOADS)}, got {name!r}")
+    workload = registered(WORKLOADS, name, "a workload")
     given = {field: value for field, value in changes.items() if value is not None}
-    return msgspec.structs.replace(WORKLOADS[name].scaled(scale), **given)
+    return msgspec.structs.replace(workload.scaled(scale), **given)
 
 
 class TokenSource(Protocol):

@@ -23,7 +23,6 @@ from sgl_hybrid.seams.hooks import Seam
 
 _HOOK = "sglang.srt.arg_groups.kv_cache_hook"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
-_SUB_POOL = "sglang.srt.mem_cache.allocator.unified_sub_pool"
 _BACKEND = "sglang.srt.layers.attention.torch_native_backend"
 ENVIRONMENT = "SGLANG_HYBRID_UNIFIED_CPU"
 """Set by the process that parses the flags when the unified pool is asked for; the scheduler reads it."""

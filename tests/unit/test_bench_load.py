@@ -292,7 +292,7 @@ def test_another_runs_folder_is_refused_and_untouched(tmp_path: Path, capsys: py
         (["--retries", "-1"], "expected at least 0 retries, got -1"),
         (["--timeout-s", "0"], "expected a timeout above 0 s, got 0.0 s"),
         (["--rate", "0"], "expected a rate above 0 requests/s, got 0.0 requests/s"),
-        (["--workload", "q1"], "expected a workload out of paper, probe, smoke, got 'q1'"),
+        (["--workload", "q1"], "expected a workload out of paper, probe, smoke, got 'q1'; nearest: smoke"),
         (["--q", "2"], "expected a common-prefix fraction q of 0 to 1, got 2.0"),
         (["--dataset", "none.json"], "expected a tokenizer folder (--tokenizer) with a dataset, got none"),
     ],

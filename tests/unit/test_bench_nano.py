@@ -172,7 +172,8 @@ def test_every_ordinary_id_is_text() -> None:
     [
         (
             ["model", "llama", "x"],
-            "expected a model out of falcon-h1-nano, falcon-h1-pico, granite-h-nano, got 'llama'",
+            "expected a model out of falcon-h1-nano, falcon-h1-pico, granite-h-nano, got 'llama'; "
+            "nearest: granite-h-nano",
         ),
         (["model", "falcon-h1-nano", "x", "--dtype", "int8"], "expected a dtype out of float32, bfloat16, got 'int8'"),
         (["model", "falcon-h1-nano", "x", "--seed", "-1"], "expected a seed of 0 to 2^63 - 1, got -1"),

@@ -152,7 +152,11 @@ def test_the_organization_table_shows_pools_and_checks(tmp_path: Path) -> None:
         (["--requests", "0"], "expected at least 1 request, got 0"),
         (["--q", "-1"], "expected a common-prefix fraction q of 0 to 1, got -1.0"),
         (["--rate", "0"], "expected a rate above 0 requests/s, got 0.0 requests/s"),
-        (["--model", "llama"], "expected a model out of falcon-h1-nano, falcon-h1-pico, granite-h-nano, got 'llama'"),
+        (
+            ["--model", "llama"],
+            "expected a model out of falcon-h1-nano, falcon-h1-pico, granite-h-nano, got 'llama'; "
+            "nearest: granite-h-nano",
+        ),
     ],
 )
 def test_demo_mistakes_are_one_line_before_anything_starts(
