@@ -27,7 +27,7 @@ CASES = {
     "figure-4": ("q3",),
     "figure-5": ("q5",),
     "figure-6": ("q6",),
-    "figure-7": ("q7", "q8", "q9"),
+    "figure-7": ("q6", "q8", "q9"),
     "figure-arms": ("q1",),
 }
 """The cases of which a figure has panels."""

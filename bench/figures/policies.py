@@ -108,7 +108,7 @@ def figure_7(outcomes: Iterable[CellOutcome]) -> Figure:
     """Q7 to Q9. (a) adopted depth of S2 by headroom, (b) by retention, (c) throughput of retention by reuse mode."""
     outcomes = list(outcomes)
     figure, panels = new_figure(1, 3, name="Figure 7: Q7 to Q9, checkpoint depth and retention")
-    depth, lifetime, reuse = Series(outcomes, "q7", "q6"), Series(outcomes, "q8"), Series(outcomes, "q9")
+    depth, lifetime, reuse = Series(outcomes, "q6"), Series(outcomes, "q8"), Series(outcomes, "q9")
     at_b83 = "b83" if "b83" in depth.levels("budget") or not depth else depth.levels("budget")[0]
     ours = {f"f = {f:g}": _depths(depth, "s2", budget=at_b83, headroom=f) for f in paper_values.HEADROOM_DEPTH_TOKENS}
     printed = {f"f = {f:g}": seeds for f, seeds in paper_values.HEADROOM_DEPTH_TOKENS.items()}

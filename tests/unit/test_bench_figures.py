@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench import paper_values
+from bench.cases import CASES as REGISTERED
 from bench.figures import CAPTIONS, FIGURES, draw, to_svg
 from bench.figures.draw import CASES
 from bench.figures.style import OURS, PAPER
@@ -173,6 +174,7 @@ def test_the_figure_of_all_arms_shows_shares_of_the_ceiling() -> None:
 
 def test_without_outcomes_every_panel_says_so_and_the_paper_stays() -> None:
     assert FIGURES.keys() == CAPTIONS.keys() == CASES.keys()
+    assert {case for drawn in CASES.values() for case in drawn} <= REGISTERED.keys()
     figures = {name: make([]) for name, make in FIGURES.items()}
     num_panels = {"figure-2": 4, "figure-3": 2, "figure-4": 1, "figure-5": 4, "figure-6": 3, "figure-7": 3}
     for name, count in {**num_panels, "figure-arms": 1}.items():
