@@ -12,16 +12,11 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_hybrid.memory import ORGANIZATIONS
 from tests.seams.request_flow import TinyServer, prompt
-from tests.seams.tree_fixture import published_arguments, start, tiny_plan
+from tests.seams.tree_fixture import start, tiny_plan
 
 ORGS = sorted(ORGANIZATIONS)
 Serve = Callable[..., TinyServer]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _arguments() -> Iterator[None]:
-    with published_arguments():
-        yield
+pytestmark = pytest.mark.usefixtures("published")
 
 
 @pytest.fixture
