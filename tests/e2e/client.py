@@ -17,12 +17,23 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return [rng.randrange(8, 500) for _ in range(length)]
 
 
-def generate(url: str, input_ids: Any, *, max_new_tokens: int = 8, ignore_eos: bool = True, **options: Any) -> Any:
+def surprising(num_tokens: int) -> dict[str, Any]:
+    """Sampling parameters of a greedy answer of `num_tokens` of which SGLang expects that it may end at any time."""
+    return {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "temperature": 0}
+
+
+def generate(
+    url: str, input_ids: Any, *, max_new_tokens: int = 8, ignore_eos: bool = True, sampling: Any = None, **options: Any
+) -> Any:
     """One POST to `/generate`, greedy, with log-probabilities of the output. `logprob_start_len=0` asks for the input's
-    too; SGLang then computes the whole input and reuses no prefix."""
+    too; SGLang then computes the whole input and reuses no prefix.
+
+    sampling: other sampling parameters, for every prompt or a list with one for each.
+    """
+    plain = {"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": ignore_eos}
     body = {
         "input_ids": input_ids,
-        "sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": ignore_eos},
+        "sampling_params": plain if sampling is None else sampling,
         "return_logprob": True,
         **options,
     }

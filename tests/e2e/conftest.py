@@ -34,6 +34,9 @@ POLICIES = (
 )
 """Flags of the policies beyond headroom, and what lets SGLang admit more than fits."""
 
+OVERCOMMIT = "--schedule-conservativeness 0.01 --admission-headroom 0"
+"""SGLang expects hardly any output of running requests, so it lets in more than fits and takes some back."""
+
 SETUPS: dict[str, Setup] = {
     "d0": Setup(
         "falcon-h1-nano",
@@ -63,13 +66,23 @@ SETUPS: dict[str, Setup] = {
     ),
     # Little more than one context of attention, and states for more requests than that: attention runs out first.
     "d0-tiny": Setup(
-        "falcon-h1-nano",
-        "--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 --schedule-conservativeness 0.01 "
-        "--admission-headroom 0",
+        "falcon-h1-nano", f"--memory-org d0 --memory-budget 34MiB --d0-attention-fraction 0.15 {OVERCOMMIT}"
     ),
-    "s0-tiny": Setup("falcon-h1-nano", "--memory-org s0 --memory-budget b24"),
-    "s1-tiny": Setup("falcon-h1-nano", "--memory-org s1 --memory-budget b12"),
+    "s0-tiny": Setup("falcon-h1-nano", f"--memory-org s0 --memory-budget b24 {OVERCOMMIT}"),
+    "s1-tiny": Setup("falcon-h1-nano", f"--memory-org s1 --memory-budget b24 {OVERCOMMIT}"),
+    "s2-tiny": Setup(
+        "falcon-h1-nano", f"--memory-org s2 --memory-budget b17 {OVERCOMMIT}", (("SGLANG_HYBRID_POISON_FREED", "1"),)
+    ),
+    "granite-d0-tiny": Setup(
+        "granite-h-nano", f"--memory-org d0 --memory-budget 20MiB --d0-attention-fraction 0.23 {OVERCOMMIT}"
+    ),
+    "granite-s0-tiny": Setup("granite-h-nano", f"--memory-org s0 --memory-budget b24 {OVERCOMMIT}"),
+    "granite-s1-tiny": Setup("granite-h-nano", f"--memory-org s1 --memory-budget b24 {OVERCOMMIT}"),
+    "granite-s2-tiny": Setup(
+        "granite-h-nano", f"--memory-org s2 --memory-budget b24 {OVERCOMMIT}", (("SGLANG_HYBRID_POISON_FREED", "1"),)
+    ),
     "stock": Setup("falcon-h1-nano", "--page-size 16 --max-total-tokens 65536 --max-mamba-cache-size 120"),
+    "granite-stock": Setup("granite-h-nano", "--page-size 16 --max-total-tokens 65536 --max-mamba-cache-size 120"),
     # Every policy at once, on pools that a few requests outgrow.
     "d0-policies": Setup(
         "falcon-h1-nano",
@@ -79,11 +92,6 @@ SETUPS: dict[str, Setup] = {
     "s2-policies": Setup(
         "falcon-h1-nano",
         f"--memory-org s2 --memory-budget b12 --admission-headroom 0.1 {POLICIES}",
-        (("SGLANG_HYBRID_POISON_FREED", "1"),),
-    ),
-    "s2-tiny": Setup(
-        "falcon-h1-nano",
-        "--memory-org s2 --memory-budget b12 --schedule-conservativeness 0.01 --admission-headroom 0",
         (("SGLANG_HYBRID_POISON_FREED", "1"),),
     ),
 }

@@ -103,7 +103,7 @@ def test_evicted_and_published_again_it_is_still_the_same(servers, name: str) ->
     client.flush(url)
     prompt = client.random_prompt(2 * grid + 100, seed=70)
     cold, warm = (client.generate(url, prompt) for _ in range(2))
-    for seed in range(12):
+    for seed in range(16):
         client.generate(url, client.random_prompt(2 * grid + 100, seed=1000 + seed), max_new_tokens=1)
     evicted = client.generate(url, prompt)
     again = client.generate(url, prompt)

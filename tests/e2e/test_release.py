@@ -67,21 +67,30 @@ def test_aborted_requests_leave_nothing_and_others_go_on(servers, name: str) -> 
     client.assert_nothing_held(url)
 
 
-@pytest.mark.parametrize("organization", ["d0", "s2"])
-def test_a_tiny_budget_changes_no_output(servers, organization: str) -> None:
-    """Requests that end early let SGLang over-commit D0's pages of 16 tokens; it takes some back and computes them
-    again. With blocks of 512 tokens S2 lets in what then fits."""
+TAKEN_BACK = {"d0": (14, 1400, 360), "s0": (18, 450, 130), "s1": (18, 450, 130), "s2": (18, 450, 130)}
+"""Organization -> requests, tokens of the shortest prompt, tokens of each answer. Those of the shared pools begin in
+one block of 512 tokens and end in the next."""
+
+
+@pytest.mark.parametrize(
+    "organization", ["d0", "s2", *[pytest.param(org, marks=pytest.mark.slow) for org in ("s0", "s1")]]
+)
+def test_requests_taken_back_answer_as_on_a_roomy_server(servers, organization: str) -> None:
+    """All are let in and outgrow the pool; some are taken back and computed again."""
     url = servers(f"{organization}-tiny").url
     client.flush(url)
-    prompts = [client.random_prompt(1400 + 17 * index, seed=100 + index) for index in range(14)]
-    answers = client.generate(url, prompts, max_new_tokens=300, ignore_eos=False)
-    checks = client.memory(url)["counters"]["checks"]["attention"]
-    assert checks["deferred"] > 0
-    if organization == "d0":
-        assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0
-        assert checks["preempted"] > 0
+    number, prompt_tokens, new_tokens = TAKEN_BACK[organization]
+    prompts = [client.random_prompt(prompt_tokens + 3 * index, seed=100 + index) for index in range(number)]
+    before = client.memory(url)["requests"]["retracted"]
+    answers = client.generate(url, prompts, sampling=client.surprising(new_tokens))
+    found = client.memory(url)
+    retractions = [answer["meta_info"]["num_retractions"] for answer in answers]
+    assert 0 < sum(retractions) == found["requests"]["retracted"] - before
+    assert found["requests"]["deferred"] > 0
+    assert found["counters"]["checks"]["attention"]["preempted"] > 0
     client.assert_nothing_held(url)
     roomy = servers(organization).url
     client.flush(roomy)
-    undisturbed = client.generate(roomy, prompts, max_new_tokens=300, ignore_eos=False)
+    undisturbed = client.generate(roomy, prompts, sampling=client.surprising(new_tokens))
+    assert sum(answer["meta_info"]["num_retractions"] for answer in undisturbed) == 0
     assert [answer["output_ids"] for answer in undisturbed] == [answer["output_ids"] for answer in answers]
