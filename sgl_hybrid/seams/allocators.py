@@ -117,7 +117,7 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
     def opened_rows(self, seq_lens_cpu: torch.Tensor) -> list[int]:
         """Rows whose last token is the first of a block. seq_lens_cpu: [batch] int64, that token included.
 
-        No numpy: between two steps of a model its code is out of the cache, and slower than this loop.
+        A loop, not numpy: behind a model's step numpy's code is out of the processor's cache, and slower than this.
         """
         return [row for row, length in enumerate(seq_lens_cpu.tolist()) if (length - 1) % self.page_size == 0]
 
@@ -128,7 +128,8 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
             pages = self._take(len(opens))
             if pages is None:
                 return None
-            ids[self._tensor(np.array(opens))] = self._tensor(np.array(pages) * self.pitch)
+            firsts = torch.tensor([opens, [page * self.pitch for page in pages]], dtype=torch.int64).to(self.device)
+            ids.index_copy_(0, firsts[0], firsts[1])
         return ids
 
     def free(self, free_index: torch.Tensor) -> None:
@@ -213,7 +214,7 @@ def allocate_decode(
     """
     allocator = tree_cache.token_to_kv_pool_allocator
     opens = allocator.opened_rows(seq_lens_cpu)
-    if opens:
+    if len(opens) > allocator.memory.pages.num_free:
         allocator.evict_to_free_tokens(tree_cache, len(opens) * allocator.page_size)
     ids = allocator.next_ids(last_loc, opens)
     return original(tree_cache, seq_lens, seq_lens_cpu, last_loc, **options) if ids is None else ids
