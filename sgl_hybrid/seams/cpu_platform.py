@@ -1,8 +1,8 @@
 """The CPU reference platform: an out-of-tree SGLang platform for machines without an accelerator.
 
-Attention runs through SGLang's torch-native backend, Mamba2 through the vectorized torch operators of `triton_ops`. It
-exists so that the real server can be run and checked anywhere; it is chosen with `SGLANG_PLATFORM=sgl_hybrid_cpu` and
-never by itself.
+Attention runs in SGLang's torch-native backend with the products of `attention_cpu`, Mamba2 through the vectorized
+torch operators of `triton_ops`. It exists so that the real server can be run and checked anywhere; it is chosen with
+`SGLANG_PLATFORM=sgl_hybrid_cpu` and never by itself.
 
 Source: SGLang 0.5.23, `sglang/srt/platforms/interface.py`.
 """
@@ -16,7 +16,7 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sgl_hybrid.seams import mamba_ops_cpu
+from sgl_hybrid.seams import attention_cpu, mamba_ops_cpu
 
 
 class CpuReferencePlatform(SRTPlatform):
@@ -57,6 +57,7 @@ def _stay_pageable(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
 
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
+_ATTENTION = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 OPERATORS: dict[str, object] = {
     f"{_MIXER}.causal_conv1d_fn": mamba_ops_cpu.causal_conv1d_fn,
@@ -66,9 +67,11 @@ OPERATORS: dict[str, object] = {
     f"{_MIXER}.selective_state_update": mamba_ops_cpu.selective_state_update,
     f"{_MIXER}.mamba_chunk_scan_combined": mamba_ops_cpu.mamba_chunk_scan_combined,
     f"{_BACKEND}.track_mamba_states_if_needed": mamba_ops_cpu.track_mamba_states_if_needed,
+    f"{_ATTENTION}._run_sdpa_forward_extend": attention_cpu.run_extend,
+    f"{_ATTENTION}._run_sdpa_forward_decode": attention_cpu.run_decode,
     "torch.Tensor.pin_memory": _stay_pageable,
 }
-"""Names that stock SGLang's Mamba2 layers look up and that need Triton or a driver, with their replacements. On a
+"""What stock SGLang's layers look up and needs Triton or a driver, or is slow on a CPU, with its replacement. On a
 machine without CUDA the four conv names are not bound at all, so they are set, not hooked."""
 
 

@@ -1,9 +1,9 @@
 """Exact continuation on the CPU: what else must not depend on how a prompt was cut, beside the scans of `triton_ops`.
 
 A request that continues from a cached checkpoint computes fewer tokens at once than one that computes the prefix
-itself, and so do the chunks of a long prompt. Four things then differ in bits with SGLang's operators:
+itself, and so do the chunks of a long prompt. This platform's attention does not depend on that (`attention_cpu`).
+Three other things do, with SGLang's operators:
 
-- Attention: torch chooses its blocks by the length of the call. Here it is computed in tiles of absolute positions.
 - Matrix products of few rows: torch has other kernels for them. Here a prefill of few tokens is padded with zero rows;
   from `MIN_ROWS` on a row's result does not depend on the others (`tests/unit/test_matrix_rows.py`).
 - The scans: a pass that ends inside a chunk of theirs, or between two boundaries with a state that is stored in fewer
@@ -13,8 +13,8 @@ itself, and so do the chunks of a long prompt. Four things then differ in bits w
 
 With `--no-exact-continuation` all of it is SGLang's own.
 
-Source: SGLang 0.5.23, `sglang/srt/layers/attention/torch_native_backend.py`, `layers/quantization/unquant.py`,
-`layers/logits_processor.py`, `runtime_context.py`.
+Source: SGLang 0.5.23, `sglang/srt/layers/quantization/unquant.py`, `layers/logits_processor.py`,
+`runtime_context.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from sgl_hybrid.seams import process
 from sgl_hybrid.seams.hooks import Seam
 from triton_ops.chunk_grid import cut_tokens
 from triton_ops.ssm_scan.api import CHUNK_TOKENS
-from triton_ops.tile_attention.api import tile_attention
 
 MIN_ROWS = 32
 """Rows of the smallest matrix product of a prefill. With one thread 4 suffice, with two 10; 32 is safe for seven."""
@@ -109,77 +108,12 @@ def pad_logits(
     return original(self, padded, lm_head, embedding_bias, out=out)[: hidden_states.shape[0]]
 
 
-def attend_in_tiles(
-    original: Callable[..., torch.Tensor],
-    self: Any,
-    query: torch.Tensor,
-    output: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_prefix_lens: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-    encoder_lens: torch.Tensor | None = None,
-    *,
-    scaling: float | None = None,
-    causal: bool = False,
-    sliding_window_size: int | None = None,
-    **options: Any,
-) -> torch.Tensor:
-    """Around `TorchNativeAttnBackend._run_sdpa_forward_extend`: the attention of a prefill, sequence by sequence.
-
-    query, output: [num_tokens, heads, head_dim], packed. k_cache, v_cache: [rows, kv_heads, head_dim].
-    req_to_token: [requests, tokens] rows of the caches.
-
-    Raises:
-        ValueError: attention that is not plain causal self-attention.
-    """
-    if not is_exact():
-        arguments = (req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
-        options.update(scaling=scaling, causal=causal, sliding_window_size=sliding_window_size)
-        return original(self, query, output, k_cache, v_cache, *arguments, **options)
-    if not causal or encoder_lens is not None or sliding_window_size is not None:
-        raise ValueError(
-            "expected causal self-attention without a window under exact continuation, got another kind; "
-            "--no-exact-continuation serves it"
-        )
-    row = 0
-    for index, end, num_tokens in zip(
-        req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True
-    ):
-        rows, tokens = slice(row, row + num_tokens), req_to_token[index, :end]
-        key, value = (cache[tokens].to(query.dtype) for cache in (k_cache, v_cache))
-        tile_attention(query[rows], key, value, scale=scaling, out=output[rows])
-        row += num_tokens
-    return output
-
-
 def decode_grid(original: Callable[[int], int], tree_page: int) -> int:
     """Around `runtime_context.mamba_track_grid`: tokens between the boundaries at which decoding keeps a state."""
     return NO_BOUNDARY if is_exact() else original(tree_page)
 
 
 SEAMS: tuple[Seam, ...] = (
-    Seam(
-        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
-        "around",
-        attend_in_tiles,
-        (
-            "query",
-            "output",
-            "k_cache",
-            "v_cache",
-            "req_to_token",
-            "req_pool_indices",
-            "seq_lens",
-            "extend_prefix_lens",
-            "extend_seq_lens",
-            "encoder_lens",
-        ),
-        "prefill attention does not depend on the cut",
-    ),
     Seam(
         "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
         "around",
