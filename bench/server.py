@@ -40,14 +40,17 @@ def sglang_command(model: Path, port: int, arguments: Sequence[str]) -> list[str
 def cpu_environment(dtype: str) -> dict[str, str]:
     """Return what a server on the CPU reference platform needs in its environment to compute in `dtype`.
 
-    SGLang keeps convolution state in bfloat16 unless told otherwise, which costs a float32 model its accuracy. Waiting
-    threads sleep instead of spinning (unless OMP_WAIT_POLICY is set): the cores are shared with the load generator and
-    SGLang's other processes, and a spinning pair of threads comes to a near stop when another process needs a core.
+    SGLang keeps convolution state in bfloat16 unless told otherwise, which costs a float32 model its accuracy. The
+    last two variables keep values that are set. Decode steps compute with one thread: their operators on a nano
+    model are shorter than it takes to wake a second one. Waiting threads sleep instead of spinning: the cores are
+    shared with the load generator and SGLang's other processes, and a spinning pair of threads comes to a near stop
+    when another process needs a core.
     """
     return {
         "SGLANG_PLATFORM": "sgl_hybrid_cpu",
         "SGLANG_MAMBA_CONV_DTYPE": dtype,
         "HF_HUB_OFFLINE": "1",
+        "SGLANG_HYBRID_DECODE_THREADS": os.environ.get("SGLANG_HYBRID_DECODE_THREADS", "1"),
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
 

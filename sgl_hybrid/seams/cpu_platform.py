@@ -9,14 +9,18 @@ Source: SGLang 0.5.23, `sglang/srt/platforms/interface.py`.
 
 from __future__ import annotations
 
+import os
 import pkgutil
+from collections.abc import Callable
 
 import psutil
 import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sgl_hybrid.errors import SettingError
 from sgl_hybrid.seams import attention_cpu, mamba_ops_cpu
+from sgl_hybrid.seams.hooks import Seam
 
 
 class CpuReferencePlatform(SRTPlatform):
@@ -75,8 +79,44 @@ OPERATORS: dict[str, object] = {
 machine without CUDA the four conv names are not bound at all, so they are set, not hooked."""
 
 
+DECODE_THREADS = "SGLANG_HYBRID_DECODE_THREADS"
+"""Environment variable: threads that compute decode steps. Unset: as many as prefills."""
+
+
+def decode_threads() -> int | None:
+    """Return what `SGLANG_HYBRID_DECODE_THREADS` says. Raises: SettingError for anything but a number of threads."""
+    wanted = os.environ.get(DECODE_THREADS)
+    if wanted is not None and not (wanted.isdecimal() and int(wanted)):
+        raise SettingError(f"{DECODE_THREADS}: expected a number of threads, got {wanted!r}; nearest: 1")
+    return None if wanted is None else int(wanted)
+
+
+def decode_with_few_threads(original: Callable[..., object], self: object, *arguments: object) -> object:
+    """Around `EagerRunner._execute_decode`: compute the step with as many threads as the environment says."""
+    wanted, before = decode_threads(), torch.get_num_threads()
+    if wanted is None:
+        return original(self, *arguments)
+    torch.set_num_threads(wanted)
+    try:
+        return original(self, *arguments)
+    finally:
+        torch.set_num_threads(before)
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        "sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_decode",
+        "around",
+        decode_with_few_threads,
+        ("forward_batch", "pp_proxy_tensors"),
+        "CPU platform: the operators of a small decode step are shorter than waking threads",
+    ),
+)
+
+
 def bind_operators() -> None:
-    """Bind the torch operators to the names above in this process."""
+    """Bind the torch operators to the names above in this process. Raises: SettingError, as `decode_threads`."""
+    decode_threads()
     for target, operator in OPERATORS.items():
         owner, name = target.rsplit(".", 1)
         setattr(pkgutil.resolve_name(owner), name, operator)

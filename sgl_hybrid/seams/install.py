@@ -38,7 +38,7 @@ def cpu_operators() -> None:
     from sgl_hybrid.seams import cpu_platform, hooks, unified_cpu
 
     cpu_platform.bind_operators()
-    hooks.apply(unified_cpu.SEAMS)
+    hooks.apply(cpu_platform.SEAMS + unified_cpu.SEAMS)
     if os.environ.get(unified_cpu.ENVIRONMENT):
         unified_cpu.install_pool()
 

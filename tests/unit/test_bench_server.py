@@ -107,10 +107,14 @@ def test_the_command_and_environment_of_a_cpu_server(tmp_path: Path, monkeypatch
     assert given["--max-running-requests"] == "63"
     assert cpu_environment("float32")["SGLANG_MAMBA_CONV_DTYPE"] == "float32"
     assert cpu_environment("float32")["SGLANG_PLATFORM"] == "sgl_hybrid_cpu"
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert cpu_environment("float32")["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert cpu_environment("float32")["OMP_WAIT_POLICY"] == "ACTIVE"
+    for name, default, other in (
+        ("OMP_WAIT_POLICY", "PASSIVE", "ACTIVE"),
+        ("SGLANG_HYBRID_DECODE_THREADS", "1", "2"),
+    ):
+        monkeypatch.delenv(name, raising=False)
+        assert cpu_environment("float32")[name] == default
+        monkeypatch.setenv(name, other)
+        assert cpu_environment("float32")[name] == other
 
 
 REPORT: dict[str, Any] = {
