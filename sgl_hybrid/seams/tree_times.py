@@ -57,6 +57,8 @@ GEOMETRY = StateGeometry(
     conv_itemsize=2,
 )
 """Falcon-H1-7B's proportions, 1 : 1536 : 20 elements, with 2 KiB for 512 tokens."""
+FILLING = array("q", (position % 251 for position in range(PROMPT_TOKENS)))
+"""The tokens of a prompt behind those that tell it from others."""
 
 
 class Turns:
@@ -106,7 +108,7 @@ class Turns:
         """A prompt that shares no block with another. The tree keeps the first block of a node as a tuple of integers;
         Python has small ones once, so that 100,000 nodes fit into a few GiB."""
         self._serial += 1
-        return array("q", [*self._serial.to_bytes(4, "little"), *(position % 251 for position in range(length - 4))])
+        return array("q", list(self._serial.to_bytes(4, "little"))) + FILLING[: length - 4]
 
 
 def build(arm: str, num_nodes: int) -> BareTree:
@@ -151,11 +153,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=1000)
     options = parser.parse_args(arguments)
     with published_arguments(options.arm):
+        # As SGLang's own /freeze_gc: what has been built is not scanned again by the collector. Nor while it is built,
+        # when all that the collector finds is what stays.
+        gc.disable()
         built = build(options.arm, options.nodes)
         turns = Turns(built, options.nodes)
-        # As SGLang's own /freeze_gc: what has been built is not scanned again by the collector.
         gc.collect()
         gc.freeze()
+        gc.enable()
         core = type(built.tree.tree_core).__name__
         print(json.dumps({"arm": options.arm, "nodes": options.nodes, "tree_core": core}), flush=True)
         for line in sys.stdin:
