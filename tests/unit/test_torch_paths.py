@@ -61,9 +61,7 @@ def test_ssm_pages_equal_the_oracle(
     members: int,
     with_gate: bool,
     rows: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ssm_path, "BLOCK_BYTES", 2 * 4 * H * P * N)
     random = Random(rows)
     raw, state = pool(random, members, state_dtype)
     oracle_raw = raw.clone()
