@@ -40,6 +40,8 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         self.free_group = None
         self.last_resort: Callable[[int], bool] = lambda pages: False
         """Called with the pages of an allocation that would fail; tells whether another try is worth it."""
+        self.decoded: torch.Tensor | None = None
+        """[batch] int64, the ids that the last decode step was given."""
 
     @property
     def size(self) -> int:
@@ -111,15 +113,15 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
         """One id per request: the next of its block, or the first of a new one; None if short. Waits for nothing on the
-        device."""
-        return self.next_ids(last_loc, self.opened_rows(seq_lens_cpu))
+        device. seq_lens, seq_lens_cpu: [batch] int64, tokens with the new one."""
+        return self.next_ids(last_loc, self.rows_that_open(seq_lens_cpu - 1))
 
-    def opened_rows(self, seq_lens_cpu: torch.Tensor) -> list[int]:
-        """Rows whose last token is the first of a block. seq_lens_cpu: [batch] int64, that token included.
+    def rows_that_open(self, held_cpu: torch.Tensor) -> list[int]:
+        """Rows whose next token is the first of a block. held_cpu: [batch] int64, tokens that each has.
 
         A loop, not numpy: behind a model's step numpy's code is out of the processor's cache, and slower than this.
         """
-        return [row for row, length in enumerate(seq_lens_cpu.tolist()) if (length - 1) % self.page_size == 0]
+        return [row for row, held in enumerate(held_cpu.tolist()) if held % self.page_size == 0]
 
     def next_ids(self, last_loc: torch.Tensor, opens: list[int]) -> torch.Tensor | None:
         """As `alloc_decode`, for the rows that are known to open a block."""
@@ -199,25 +201,30 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
         return torch.from_numpy(np.ascontiguousarray(ids, dtype=np.int64)).to(self.device)
 
 
-def allocate_decode(
-    original: Callable[..., torch.Tensor],
-    tree_cache: Any,
-    seq_lens: torch.Tensor,
-    seq_lens_cpu: torch.Tensor,
-    last_loc: torch.Tensor,
-    **options: Any,
-) -> torch.Tensor:
-    """Around `alloc_paged_token_slots_decode`: evict for the blocks that this step opens.
+def allocate_decode(original: Callable[..., torch.Tensor], batch: Any, token_per_req: int) -> torch.Tensor:
+    """Around `alloc_for_decode_default`: ids [batch] int64 of one new token of each request, also in the request table.
 
-    SGLang would evict in every step until every request has a free block. Where the pages do not suffice, it answers.
-    seq_lens, seq_lens_cpu, last_loc: [batch] int64, as `BlockAllocator.alloc_decode`.
+    A batch that still holds the ids of the last decode step has the same rows (SGLang drops them when it filters or
+    merges a batch), and the next id of a row is one more. So the last ids are not looked up, as SGLang does in every
+    step; nor is anything evicted but for the blocks that the step opens, where SGLang would evict until every request
+    has a free one. Where the pages do not suffice, SGLang answers.
     """
-    allocator = tree_cache.token_to_kv_pool_allocator
-    opens = allocator.opened_rows(seq_lens_cpu)
+    allocator, requests = batch.token_to_kv_pool_allocator, batch.req_to_token_pool
+    last = batch.out_cache_loc
+    if last is None or last is not allocator.decoded:
+        last = requests.req_to_token[batch.req_pool_indices, batch.seq_lens - 1]
+    opens = allocator.rows_that_open(batch.seq_lens_cpu)
     if len(opens) > allocator.memory.pages.num_free:
-        allocator.evict_to_free_tokens(tree_cache, len(opens) * allocator.page_size)
-    ids = allocator.next_ids(last_loc, opens)
-    return original(tree_cache, seq_lens, seq_lens_cpu, last_loc, **options) if ids is None else ids
+        allocator.evict_to_free_tokens(batch.tree_cache, len(opens) * allocator.page_size)
+    ids = allocator.next_ids(last, opens)
+    if ids is None:
+        return original(batch, token_per_req)
+    requests.write((batch.req_pool_indices, batch.seq_lens), ids.to(torch.int32))
+    for req in batch.reqs:
+        req.kv.kv_allocated_len += 1
+        req.kv.kv_committed_len += 1
+    allocator.decoded = ids
+    return ids
 
 
 class CheckpointSlots(MambaSlotAllocator):
@@ -268,10 +275,10 @@ class CheckpointSlots(MambaSlotAllocator):
 
 SEAMS: tuple[Seam, ...] = (
     Seam(
-        "sglang.srt.mem_cache.allocation.alloc_paged_token_slots_decode",
+        "sglang.srt.mem_cache.allocation.alloc_for_decode_default",
         "around",
         allocate_decode,
-        ("tree_cache", "seq_lens", "seq_lens_cpu", "last_loc"),
-        "a decode step evicts for the blocks that it opens only",
+        ("batch", "token_per_req"),
+        "a decode step evicts for the blocks that it opens only, and looks nothing up",
     ),
 )

@@ -138,15 +138,16 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         # Most steps cross no boundary, and read and write where the last one did. Only a host that holds the tensors
         # sees that without waiting.
         crosses_none = indices.is_cpu and not self.forward_metadata.has_mamba_track_mask
-        steady, slots = self.steady, indices.to(torch.int64)
+        steady = self.steady
         if (
             crosses_none
             and steady is not None
             and steady.writes == (self.states.source_writes, self.memory.pool.table_writes)
             and torch.equal(indices, steady.indices)
         ):
-            self._check_decode(forward_batch, slots, slots)
+            self._check_decode(forward_batch, indices, indices)
             return steady.plan
+        slots = indices.to(torch.int64)
         read, written = self.source[slots], slots
         tracked = forward_batch.mamba_track_mask
         if tracked is not None:

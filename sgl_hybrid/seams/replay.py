@@ -57,7 +57,7 @@ def begin(self: Any, *arguments: Any, **options: Any) -> None:
 def sample_known(original: Callable[..., torch.Tensor], self: Any, logits_output: Any, forward_batch: Any) -> Any:
     """Around `ModelRunner.sample`: tokens [requests], those of known outputs in place of the sampled ones."""
     sampled = original(self, logits_output, forward_batch)
-    known = {replay.rid: replay for replay in _replays.values()}
+    known = {replay.rid: replay for replay in _replays.values()} if _replays else {}
     if known and not known.keys().isdisjoint(forward_batch.rids):
         for row, (rid, seq_len) in enumerate(zip(forward_batch.rids, forward_batch.seq_lens.tolist(), strict=False)):
             replay = known.get(rid)
@@ -67,19 +67,34 @@ def sample_known(original: Callable[..., torch.Tensor], self: Any, logits_output
     return sampled
 
 
-def withhold(original: Callable[..., None], self: Any, *, req: Any) -> None:
-    """Around `_GenerationStreamAccumulator.accept`: a request sends nothing until its known outputs are back, or it
-    ends, as one that is aborted; then they are what they were."""
+def withhold(
+    original: Callable[..., None],
+    self: Any,
+    reqs: list[Any],
+    return_logprob: bool,
+    skip_req: Any = None,
+    **options: Any,
+) -> None:
+    """Around `SchedulerOutputStreamer._stream_output_generation`: a request sends nothing until its known outputs are
+    back."""
+    if _replays:
+        reqs = [req for req in reqs if req is skip_req or _is_back(req)]
+    original(self, reqs, return_logprob, skip_req, **options)
+
+
+def _is_back(req: Any) -> bool:
+    """Whether all known outputs of a request are decoded, or it ends, as one that is aborted; then they become what
+    they were."""
     replay = _replays.get(req)
     if replay is not None:
         num_known = len(replay.output_ids)
         if len(req.output_ids) < num_known and not req.finished():
-            return
+            return False
         del _replays[req]
         req.output_ids[:num_known] = array("q", replay.output_ids)
         for name, entries in replay.logprobs.items():
             getattr(req.logprob, name)[: len(entries)] = entries
-    original(self, req=req)
+    return True
 
 
 def _can_replay(req: Any) -> bool:
@@ -111,10 +126,10 @@ SEAMS: tuple[Seam, ...] = (
         "what is decoded again are the tokens that were sampled before",
     ),
     Seam(
-        "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept",
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer._stream_output_generation",
         "around",
         withhold,
-        ("req",),
+        ("reqs", "return_logprob", "skip_req"),
         "nothing is sent twice",
     ),
 )

@@ -48,9 +48,12 @@ def sampled(rows: list[tuple[str, int]]) -> list[int]:
 
 
 def sends(req: Req) -> bool:
+    """Whether a step's output of `req` reaches the stream, beside that of another request."""
+    other: Req = retracted("other")
     sent: list[Req] = []
-    replay.withhold(lambda _, *, req: sent.append(req), None, req=req)
-    return sent == [req]
+    replay.withhold(lambda _, reqs, *rest: sent.extend(reqs), None, [other, req], True)
+    assert sent[0] is other
+    return sent[1:] == [req]
 
 
 def test_its_prefill_ends_with_the_prompt() -> None:
