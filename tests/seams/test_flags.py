@@ -98,7 +98,11 @@ def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatc
         (["--memory-org", "d0", "--checkpoint-interval", "100"], ["checkpoint interval", "100", "nearest: 96, 112"]),
         (["--memory-org", "d0", "--page-size", "32"], ["--page-size", "16", "32"]),
         (["--memory-org", "d0", "--max-total-tokens", "99"], ["--max-total-tokens", "--memory-budget"]),
-        (["--memory-org", "d0", "--enable-hierarchical-cache"], ["--enable-hierarchical-cache"]),
+        pytest.param(
+            ["--memory-org", "d0", "--enable-hierarchical-cache"],
+            ["--enable-hierarchical-cache"],
+            id="b54-no-second-tier-that-could-miss-the-salt",
+        ),
         (["--memory-org", "s2", "--enable-streaming-session"], ["--enable-streaming-session", "left out"]),
         (["--memory-org", "s2", "--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype", "fp8_e4m3", "nearest: auto"]),
         (["--memory-org", "d0", "--mamba-radix-cache-strategy", "no_buffer"], ["--mamba-radix-cache-strategy"]),

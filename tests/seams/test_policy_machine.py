@@ -114,7 +114,9 @@ def test_a_resumed_request_keeps_the_slot_that_its_prefill_tracks_in(org: str) -
 @pytest.mark.parametrize("org", sorted(ORGANIZATIONS))
 @settings(max_examples=25, deadline=None)
 @given(chosen=policies, script=steps)
-def test_any_sequence_leaves_nothing_behind(org: str, chosen: dict[str, object], script: list[tuple[str, int]]) -> None:
+def test_b37_any_sequence_keeps_the_bounds_and_leaves_nothing(
+    org: str, chosen: dict[str, object], script: list[tuple[str, int]]
+) -> None:
     server = PolicyServer(org, pages=40, checkpoints=7, **chosen)
     play = Script(server)
     for action, number in script:

@@ -187,7 +187,7 @@ def call(machine: TreeMachine, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("case", [*sorted(ORGANIZATIONS), "s2 migrate"])
-def test_a_long_walk(case: str) -> None:
+def test_b40_a_long_walk(case: str) -> None:
     """Rules drawn evenly, in a larger pool: many requests share prefixes, slabs fill, thin out and are moved."""
     rng = random.Random(case)
     machine = TreeMachine()

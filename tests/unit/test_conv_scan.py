@@ -93,7 +93,7 @@ def test_windows_are_rounded_at_boundaries_only(start: int, grid: int, chunk: in
     [(1280, 2, 256, 128, 1), (1280, 4, 224, 128, 2), (13, 4, 37, 16, 1)],
     indirect=["threads"],
 )
-def test_resumed_at_a_boundary_is_bit_identical(
+def test_b20_resumed_at_a_boundary_is_bit_identical(
     channels: int, taps: int, grid: int, chunk: int, dtype: torch.dtype, window_dtype: torch.dtype
 ) -> None:
     x, weight, bias = (

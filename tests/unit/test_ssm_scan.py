@@ -185,7 +185,7 @@ def test_captures_are_the_states_before_their_positions() -> None:
     [(NANO, 700, 256, 64, 1), (NANO, 450, 224, 128, 1), (NANO, 200, 64, 64, 2), (ODD, 203, 37, 16, 1)],
     indirect=["threads"],
 )
-def test_resumed_at_a_boundary_is_bit_identical(
+def test_b20_resumed_at_a_boundary_is_bit_identical(
     geometry: Geometry,
     num_tokens: int,
     grid: int,
@@ -271,7 +271,7 @@ def test_skipped_rounding_breaks_the_continuation() -> None:
     chunk_tokens=st.integers(1, 20),
     grid_tokens=st.none() | st.integers(1, 50),
 )
-def test_chunks_partition_the_rows_on_the_absolute_grid(
+def test_b12_chunks_partition_the_rows_on_the_absolute_grid(
     lengths: list[int], data: st.DataObject, chunk_tokens: int, grid_tokens: int | None
 ) -> None:
     starts = data.draw(st.lists(st.integers(0, 100), min_size=len(lengths), max_size=len(lengths)))
