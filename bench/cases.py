@@ -85,13 +85,15 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered experiment. `metric` is a key of `bench.metrics.METRICS`; `source` says where the paper has it."""
+    """One registered experiment. `metric` is a key of `bench.metrics.METRICS`, and so are the values of `beside`: what
+    the answer tells besides, by the name it has there. `source` says where the paper has it."""
 
     name: str
     question: str
     source: str
     grids: tuple[Grid, ...]
     metric: str = "output_tokens_per_s"
+    beside: dict[str, str] = {}
     quick_arms: tuple[str, ...] = ("s0", "s1", "s2", "d0", "stock-tuned")
 
 
@@ -154,6 +156,7 @@ _ALL = (
             _grid(_SHARED, (Point("b63", 3.0, 63), Point("b108", 4.5, 109)), (0, 1, 2)),
             _grid(_SHARED, _points("b83", 63, 3.0), MAIN_SEEDS, shared_fractions=(0.0,)),
         ),
+        beside={"recorded input (C_once)": "c_once_tokens"},
         quick_arms=("s0", "s1", "s2"),
     ),
     Case(
@@ -296,6 +299,7 @@ _ALL = (
         question="What does it cost that a cached prefix gives the same bits as a recomputed one?",
         source="not in the paper; its section D.5 leaves the question open",
         grids=(_grid(("s2", "s2-inexact"), _points("b83", 63, 3.0), MAIN_SEEDS[:6], shared_fractions=(0.0, 1.0)),),
+        beside={"median TTFT": "ttft_p50_ms", "the slowest of 100 TTFTs": "ttft_p99_ms"},
         quick_arms=("s2", "s2-inexact"),
     ),
     Case(

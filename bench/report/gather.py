@@ -218,7 +218,12 @@ def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
         question=case.question,
         source=case.source,
         metric=case.metric,
-        verdict=verdict(name, rows, metric=case.metric, work=analyse(held, "c_once_tokens") if name == "q2" else ()),
+        verdict=verdict(
+            name,
+            rows,
+            metric=case.metric,
+            beside={said: analyse(held, metric) for said, metric in case.beside.items()},
+        ),
         effects=[Compared(ours=row, paper=paper_effect(row.case, row.name, row.at)) for row in rows],
     )
 

@@ -6,7 +6,7 @@ does not, `single` with one seed and `absent` without a pair. With few seeds no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -38,12 +38,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(
-    case: str, rows: Sequence[Row], *, metric: str = "output_tokens_per_s", work: Sequence[Row] = ()
+    case: str,
+    rows: Sequence[Row],
+    *,
+    metric: str = "output_tokens_per_s",
+    beside: Mapping[str, Sequence[Row]] | None = None,
 ) -> Verdict:
     """Return the sentence for a case from the rows of `analyse`, which may hold other cases too.
 
-    metric: the one that was analysed; its direction decides what counts as ahead. work: the rows of `c_once_tokens`,
-    where the question is whether a gain goes with less input work (Q2).
+    metric: the one that was analysed; its direction decides what counts as ahead. beside: the rows of other metrics by
+    what the sentence calls them, where the question is whether a gain goes with less input work (Q2), or what it costs.
     """
     chosen = _chosen(case, [row for row in rows if row.case == case])
     strengths = [strength(row) for row in chosen]
@@ -53,7 +57,9 @@ def verdict(
     for row in chosen:
         groups.setdefault(row.name, []).append(row)
     parts = [_group(name, held, metric) for name, held in groups.items()]
-    sentence = "; ".join([*parts, *_work([row for row in work if row.case == case and row.kind == "arms"])])
+    for name, others in (beside or {}).items():
+        parts += _beside(name, [row for row in others if row.case == case and row.kind == "arms"])
+    sentence = "; ".join(parts)
     return Verdict(
         case=case,
         sentence=f"{sentence[0].upper()}{sentence[1:]}; {_caveat(chosen)}.",
@@ -113,15 +119,15 @@ def _group(name: str, rows: Sequence[Row], metric: str) -> str:
     return f"with {change}, {subject} changes by {_places(rows)}"
 
 
-def _work(rows: Sequence[Row]) -> list[str]:
-    """Return the clause about recorded input, if there is any."""
+def _beside(subject: str, rows: Sequence[Row]) -> list[str]:
+    """Return the clause about another metric, if it was measured."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.effect is not None:
             groups.setdefault(row.name, []).append(row)
     if not groups:
         return []
-    return ["recorded input (C_once) changes " + _joined([f"{name} by {_each(held)}" for name, held in groups.items()])]
+    return [f"{subject} changes " + _joined([f"{name} by {_each(held)}" for name, held in groups.items()])]
 
 
 def _side(row: Row, metric: str) -> str:

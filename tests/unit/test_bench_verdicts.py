@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.cases import CASES
 from bench.outcome import CellOutcome
 from bench.stats.adoption import rerun_sensitivity
 from bench.stats.contrasts import arm_title, find
@@ -243,13 +244,37 @@ def test_q2_says_with_which_input_work_the_gain_goes() -> None:
         for arm, tokens, work in (("s0", 100.0, works[0]), ("s1", 150.0, works[1]))
         for seed in (1, 2)
     ]
-    work = analyse(outcomes, "c_once_tokens")
-    sentence = verdict("q2", analyse(outcomes), work=work).sentence
+    said = "recorded input (C_once)"
+    work = analyse(outcomes, CASES["q2"].beside[said])
+    sentence = verdict("q2", analyse(outcomes), beside={said: work}).sentence
     assert (
         "; recorded input (C_once) changes S1/S0 by +0.0 % (+0.0 to +0.0) at b83, q 0 and "
         "-50.0 % (-50.0 to -50.0) at b83, q 1; 95 % intervals" in sentence
     )
-    assert "recorded input" not in verdict("q2", analyse(outcomes), work=analyse([], METRIC)).sentence
+    assert "recorded input" not in verdict("q2", analyse(outcomes), beside={said: analyse([], METRIC)}).sentence
+
+
+def test_exact_continuation_has_a_price_in_throughput_and_in_first_tokens() -> None:
+    case = CASES["exact"]
+    outcomes = [
+        CellOutcome(
+            case="exact",
+            arm=arm,
+            budget="b83",
+            seed=seed,
+            q=1.0,
+            rate=3.0,
+            metrics={METRIC: tokens, **dict.fromkeys(case.beside.values(), wait)},
+        )
+        for arm, tokens, wait in (("s2", 95.0, 120.0), ("s2-inexact", 100.0, 100.0))
+        for seed in (1, 2)
+    ]
+    rows = {said: analyse(outcomes, metric) for said, metric in case.beside.items()}
+    sentence = verdict("exact", analyse(outcomes), beside=rows).sentence
+    assert sentence.startswith(
+        "S2 is behind S2-inexact at b83 (-5.0 %, -5.0 to -5.0); median TTFT changes S2/S2-inexact by"
+    )
+    assert "the slowest of 100 TTFTs changes S2/S2-inexact by +20.0 % (+20.0 to +20.0) at b83" in sentence
 
 
 def test_phrases() -> None:
