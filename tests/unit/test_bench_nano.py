@@ -70,7 +70,7 @@ def test_bfloat16_weights_are_the_rounded_float32_weights(folders: dict[str, Pat
 
 def _state_elements(config: dict[str, Any]) -> tuple[int, int, int]:
     """Return elements per layer of (KV of one token, SSM state, convolution state)."""
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     inner = config["mamba_n_heads"] * config["mamba_d_head"]
     channels = inner + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
     kv = 2 * config["num_key_value_heads"] * head_dim
