@@ -23,12 +23,20 @@ def surprising(num_tokens: int) -> dict[str, Any]:
 
 
 def generate(
-    url: str, input_ids: Any, *, max_new_tokens: int = 8, ignore_eos: bool = True, sampling: Any = None, **options: Any
+    url: str,
+    input_ids: Any,
+    *,
+    max_new_tokens: int = 8,
+    ignore_eos: bool = True,
+    sampling: Any = None,
+    timeout_s: float = TIMEOUT_S,
+    **options: Any,
 ) -> Any:
     """One POST to `/generate`, greedy, with log-probabilities of the output. `logprob_start_len=0` asks for the input's
     too; SGLang then computes the whole input and reuses no prefix.
 
-    sampling: other sampling parameters, for every prompt or a list with one for each.
+    sampling: other sampling parameters, for every prompt or a list with one for each. timeout_s: of the answer, which
+    comes when the last prompt's is there.
     """
     plain = {"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": ignore_eos}
     body = {
@@ -37,7 +45,7 @@ def generate(
         "return_logprob": True,
         **options,
     }
-    response = requests.post(f"{url}/generate", json=body, timeout=TIMEOUT_S)
+    response = requests.post(f"{url}/generate", json=body, timeout=timeout_s)
     assert response.status_code == 200, response.text[:500]
     return response.json()
 

@@ -11,12 +11,14 @@ import pytest
 
 from tests.e2e import client
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NUM_REQUESTS = 200
 BATCH = 25
 BLOCK = 512
 TOLERANCE = 2e-5
+TIMEOUT_S = 1500.0
+"""For all answers together, so that a machine with other work does not fail a test."""
 
 
 class Mix(NamedTuple):
@@ -54,7 +56,7 @@ def expected(servers) -> Any:
         for start in range(0, NUM_REQUESTS, BATCH):
             client.flush(url)
             batch = slice(start, start + BATCH)
-            answers += client.generate(url, mix.prompts[batch], sampling=mix.sampling[batch])
+            answers += client.generate(url, mix.prompts[batch], sampling=mix.sampling[batch], timeout_s=TIMEOUT_S)
         return answers
 
     return answers_of
@@ -68,7 +70,7 @@ def test_answers_equal_stock_sglangs_token_for_token(servers, expected, name: st
     url, mix = servers(name).url, mixed_requests()
     client.flush(url)
     before = client.memory(url)["requests"]["retracted"]
-    answers = client.generate(url, mix.prompts, sampling=mix.sampling)
+    answers = client.generate(url, mix.prompts, sampling=mix.sampling, timeout_s=TIMEOUT_S)
     for index, (ours, theirs) in enumerate(zip(answers, theirs_all, strict=True)):
         assert ours["output_ids"] == theirs["output_ids"], f"request {index}"
         differences = zip(client.output_logprobs(ours), client.output_logprobs(theirs), strict=True)
