@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,15 +32,26 @@ def stream(url: str, prompt: list[int], **sampling: Any) -> Iterator[dict[str, A
                 yield json.loads(line.removeprefix(b"data: "))
 
 
-def interrupted(url: str, prompt: list[int], after: tuple[int, ...], **sampling: Any) -> list[dict[str, Any]]:
-    """The chunks of an answer whose request is taken back when it has sent so many tokens."""
-    chunks, waiting = [], list(after)
+def interrupted(url: str, prompt: list[int], after: int, *, times: int = 1, **sampling: Any) -> list[dict[str, Any]]:
+    """The chunks of an answer whose request is taken back when it has sent so many tokens, and again when it decodes
+    once more."""
+    chunks, left = [], times
     for chunk in stream(url, prompt, **sampling):
         chunks.append(chunk)
-        if waiting and chunk["meta_info"]["completion_tokens"] >= waiting[0]:
-            waiting.pop(0)
+        if left and chunk["meta_info"]["completion_tokens"] >= after:
             client.take_back(url)
+            for _ in range(left - 1):
+                await_decode_step(url)
+                client.take_back(url)
+            left = 0
     return chunks
+
+
+def await_decode_step(url: str) -> None:
+    """Wait for the next decode step: a request that waits or prefills is not running, so it cannot be taken back."""
+    before, deadline = client.memory(url)["work"]["normal_decode"], time.monotonic() + client.TIMEOUT_S
+    while client.memory(url)["work"]["normal_decode"] == before:
+        assert time.monotonic() < deadline
 
 
 ALWAYS = {("d0", 2000), ("s2", 700)}
@@ -60,7 +72,7 @@ def test_a_resumed_request_has_the_bits_of_one_that_ran_through(servers, name: s
     client.flush(url)
     undisturbed = list(stream(url, prompt))
     client.flush(url)
-    chunks = interrupted(url, prompt, after=(12, 13))
+    chunks = interrupted(url, prompt, after=16, times=2)
     assert [chunk["meta_info"]["num_retractions"] for chunk in (undisturbed[-1], chunks[-1])] == [0, 2]
     assert chunks[-1]["output_ids"] == undisturbed[-1]["output_ids"]
     assert client.output_logprobs(chunks[-1]) == client.output_logprobs(undisturbed[-1])
@@ -74,7 +86,7 @@ def test_a_resumed_request_has_the_bits_of_one_that_ran_through(servers, name: s
 def test_sampled_tokens_stay_when_they_are_decoded_again(servers) -> None:
     """Tokens drawn at random would be others the second time."""
     url = servers("s2").url
-    chunks = interrupted(url, client.random_prompt(300, seed=5), after=(20,), temperature=1.0)
+    chunks = interrupted(url, client.random_prompt(300, seed=5), after=20, temperature=1.0)
     last = chunks[-1]
     assert last["meta_info"]["num_retractions"] == 1
     assert len(last["output_ids"]) == NEW_TOKENS
