@@ -200,17 +200,17 @@ def count_step(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 def check_decode(self: Any, selected_indices: list[int] | None = None) -> bool:
     """Replace `ScheduleBatch.check_decode_mem`: as SGLang's, and the need and the outcome are counted."""
-    requests = self.reqs if selected_indices is None else [self.reqs[i] for i in selected_indices]
     tokens = self.new_tokens_required_next_decode(selected_indices)
-    allocator, protection = self.token_to_kv_pool_allocator, protection_of(self.tree_cache)
-    served, need = process.served(), -(-tokens // allocator.page_size)
-    free = served.memory.pages.num_free
-    if free < max(1, need):  # Otherwise what else could be freed does not change what is counted.
+    allocator, served = self.token_to_kv_pool_allocator, process.served()
+    need, free, fits = -(-tokens // allocator.page_size), served.memory.pages.num_free, True
+    if free < max(1, need):  # Otherwise it fits, and what else could be freed does not change what is counted.
         free = free_attention_pages(self.tree_cache)
-    request = {"requests": requests, "spec_algorithm": self.spec_algorithm}
-    fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
-    if not fits and len(requests) <= 1 and protection is not None and protection.yield_all():
+        requests = self.reqs if selected_indices is None else [self.reqs[i] for i in selected_indices]
+        request = {"requests": requests, "spec_algorithm": self.spec_algorithm}
         fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
+        protection = protection_of(self.tree_cache)
+        if not fits and len(requests) <= 1 and protection is not None and protection.yield_all():
+            fits = allocator.check_decode_capacity(num_tokens=tokens, tree_cache=self.tree_cache, **request)
     outcome = Outcome.GRANTED if fits else Outcome.PREEMPTED
     served.ledger.record_check(Pool.ATTENTION, need=need, free=free, outcome=outcome)
     return bool(fits)
