@@ -97,8 +97,11 @@ def _step(
         torch.mul(row_dB, row_x[:, :, None], out=product)
         per_member = zip(row_sources, row_destinations, row_decay.unbind(), row_C.unbind(), products, strict=True)
         for source, destination, member_decay, member_C, member_product in per_member:
-            before = pages[source] if source >= 0 else absent
-            after = pages[destination] if in_pages and destination >= 0 else computed
+            before = absent if source < 0 else pages.select(0, source)
+            if not in_pages or destination < 0:
+                after = computed
+            else:
+                after = before if destination == source else pages.select(0, destination)
             torch.mul(before, member_decay, out=after).add_(member_product)
             torch.mul(after, member_C, out=member_product)
             if write_states and after is computed and destination >= 0:
