@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def bits(answer: dict[str, Any]) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "granite-d0")) for name in EXACT]
 )
-def test_every_depth_gives_the_bits_of_a_recomputed_prefix(servers, name: str) -> None:
+def test_b10_b20_every_depth_gives_the_bits_of_a_recomputed_prefix(servers, name: str) -> None:
     """Prompts that leave 3 tokens and nearly an interval behind the last boundary; each depth is published anew, by a
     shorter prompt, so it is another request's state."""
     url, grid = servers(name).url, grid_of(name)
@@ -76,15 +77,20 @@ def test_prompts_that_share_a_pass_have_the_bits_of_lone_ones(servers, name: str
 
 @pytest.mark.slow
 @pytest.mark.server("s2")
-def test_one_checkpoint_restored_a_hundred_times_is_still_the_same(servers) -> None:
+def test_b19_one_checkpoint_restored_a_hundred_times_is_still_the_same(servers) -> None:
+    """Other requests decode meanwhile, overlapped with the host's work; the server hashes every checkpoint."""
     url, grid = servers("s2").url, GRIDS["s2"]
     client.flush(url)
     shared = client.random_prompt(grid + 30, seed=60)
     prompts = [shared + client.random_prompt(5 + number % 40, seed=number) for number in range(100)]
     cold = client.generate(url, prompts[0])
     first = client.generate(url, prompts[0])
-    for prompt in prompts[1:]:
-        assert cached(client.generate(url, prompt, max_new_tokens=2)) == grid
+    others = [client.random_prompt(40, seed=600 + number) for number in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        decoding = pool.submit(client.generate, url, others, max_new_tokens=400)
+        for prompt in prompts[1:]:
+            assert cached(client.generate(url, prompt, max_new_tokens=2)) == grid
+        decoding.result()
     again = client.generate(url, prompts[0])
     assert (cached(cold), cached(first), cached(again)) == (0, grid, grid)
     assert bits(cold) == bits(first) == bits(again)
