@@ -54,10 +54,27 @@ def reuse_early() -> None:
     PagePool.update_tables = alias
 
 
+def resume_in_the_prefill() -> None:
+    """The prefill with which a retracted request resumes ends behind its outputs, not at its prompt."""
+    from sgl_hybrid.seams import replay
+
+    replay._can_replay = lambda req: False
+
+
+def replay_one_position_late() -> None:
+    """While a request decodes its outputs again, each known one is fed a step after its own."""
+    from sgl_hybrid.seams import replay
+
+    known = replay.Replay
+    replay.Replay = lambda rid, prompt_tokens, *args: known(rid, prompt_tokens + 1, *args)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "rounding skipped": skip_rounding,
     "wrong depth published": publish_wrong_depth,
     "slot reused early": reuse_early,
+    "resumed in the prefill": resume_in_the_prefill,
+    "replayed one position late": replay_one_position_late,
 }
 
 
