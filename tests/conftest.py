@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A busy machine takes many times as long for an example; how long a test may take says pytest's timeout.
+settings.register_profile("sgl_hybrid", deadline=None)
+settings.load_profile("sgl_hybrid")
 
 
 @pytest.fixture

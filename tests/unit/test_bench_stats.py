@@ -94,7 +94,6 @@ def test_sign_flip_counts_assignments(effects: list[float], num_as_large: int) -
     assert sign_flip(effects) == num_as_large / 2 ** len(effects)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=7))
 def test_sign_flip_is_the_count_in_whole_numbers(effects: list[int]) -> None:
     observed = abs(sum(effects))
@@ -208,7 +207,6 @@ def test_containment_needs_the_whole_interval_inside() -> None:
 THROUGHPUTS = st.dictionaries(st.integers(0, 40), st.floats(1.0, 1e4), min_size=2, max_size=6)
 
 
-@settings(deadline=None)
 @given(THROUGHPUTS, THROUGHPUTS, st.floats(0.1, 10.0))
 def test_swapping_the_sides_turns_the_effect_and_keeps_the_test(
     ours: dict[int, float], theirs: dict[int, float], factor: float
@@ -225,7 +223,7 @@ def test_swapping_the_sides_turns_the_effect_and_keeps_the_test(
         assert (here.low, here.high) == pytest.approx((-there.high, -there.low), abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=6))
 def test_holm_never_lowers_a_p_and_keeps_their_order(counts: list[int]) -> None:
     family = holm({str(place): count / 64 for place, count in enumerate(counts)})
