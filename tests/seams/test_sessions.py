@@ -73,29 +73,23 @@ def evict_one(server: TinyServer, *, slots: bool) -> None:
     check(server)
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 @pytest.mark.parametrize("slots", [True, False], ids=["states", "attention"])
 @pytest.mark.parametrize("org", ORGS)
-def test_what_an_open_session_refers_to_outlives_what_was_used_later(begin: Serve, org: str, slots: bool) -> None:
+def test_what_an_open_session_refers_to_outlives_what_was_used_later(
+    begin: Serve, org: str, slots: bool, is_open: bool
+) -> None:
+    """After the session recency decides again."""
     server, told, other = begin(org), prompt(3), prompt(3, seed=1)
     server.cache.tree.open_radix_session("talk")
     serve(server, told, "talk")
     serve(server, other)
+    if not is_open:
+        server.cache.tree.release_radix_session("talk")
     evict_one(server, slots=slots)
-    assert depth(server, other) < 48
-    assert depth(server, told) == 48
-
-
-@pytest.mark.parametrize("slots", [True, False], ids=["states", "attention"])
-@pytest.mark.parametrize("org", ORGS)
-def test_after_the_session_recency_decides_again(begin: Serve, org: str, slots: bool) -> None:
-    server, told, other = begin(org), prompt(3), prompt(3, seed=1)
-    server.cache.tree.open_radix_session("talk")
-    serve(server, told, "talk")
-    serve(server, other)
-    server.cache.tree.release_radix_session("talk")
-    evict_one(server, slots=slots)
-    assert depth(server, told) < 48
-    assert depth(server, other) == 48
+    kept, evicted = (told, other) if is_open else (other, told)
+    assert depth(server, evicted) < 48
+    assert depth(server, kept) == 48
 
 
 @pytest.mark.parametrize("org", ORGS)
