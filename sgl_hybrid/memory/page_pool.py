@@ -36,6 +36,7 @@ class PagePool:
         recurrent_planes: the same tensor in a shared pool; `[planes, num_composites + 1, page_bytes] uint8` in D0.
         member_table: `[num_virtual + 1, groups * members] int32`, row stride shared with `conv_line`; -1 is absent.
         conv_line: `[num_virtual + 1, conv_columns] int32`.
+        ssm_dtype: the element type of stored states.
         table_writes: uploads to the tables so far.
 
     Raises:
@@ -64,7 +65,7 @@ class PagePool:
         self.layout = layout
         self.num_virtual = num_virtual
         self.device = torch.device(device)
-        self._kv_dtype, self._ssm_dtype, self._conv_dtype = kv_dtype, ssm_dtype, conv_dtype
+        self._kv_dtype, self.ssm_dtype, self._conv_dtype = kv_dtype, ssm_dtype, conv_dtype
         self.attention_planes = self._zeros(layout.attention_planes, num_pages, layout.attention_page_bytes)
         self.recurrent_planes = self.attention_planes
         if num_composites is not None:
@@ -129,7 +130,7 @@ class PagePool:
         geometry, layout = self.layout.geometry, self.layout
         shape = (layout.heads_per_member, geometry.ssm_head_dim, geometry.d_state)
         elements = layout.heads_per_member * geometry.ssm_head_dim * geometry.d_state
-        return self.recurrent_planes.view(self._ssm_dtype)[:, :, :elements].unflatten(2, shape)
+        return self.recurrent_planes.view(self.ssm_dtype)[:, :, :elements].unflatten(2, shape)
 
     def conv_planes(self, group: int) -> torch.Tensor:
         """Return the conv lines of one group of layers in all planes: `[planes, num_lines, channels, d_conv - 1]`.

@@ -31,11 +31,11 @@ def run_extend(
     extend_prefix_lens: Tensor,
     extend_seq_lens: Tensor,
     encoder_lens: Tensor | None = None,
+    *,
     scaling: float | None = None,
-    enable_gqa: bool = False,
     causal: bool = False,
-    is_cross_attn: bool = False,
     sliding_window_size: int | None = None,
+    **others: Any,
 ) -> Tensor:
     """Write the attention of a prefill to `output` and return it.
 
@@ -67,11 +67,10 @@ def run_decode(
     req_pool_indices: Tensor,
     seq_lens: Tensor,
     encoder_lens: Tensor | None = None,
+    *,
     scaling: float | None = None,
-    enable_gqa: bool = False,
-    causal: bool = False,
-    is_cross_attn: bool = False,
     sliding_window_size: int | None = None,
+    **others: Any,
 ) -> Tensor:
     """Write the attention of one token per request to `output` [requests, heads, head_dim] and return it.
 

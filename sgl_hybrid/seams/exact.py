@@ -53,8 +53,8 @@ def cut_alignment() -> int:
     if not is_exact():
         return 1
     memory = process.served().memory
-    state = memory.pool.ssm_members(memory.layout.geometry.recurrent_layers[0])
-    return cut_tokens(CHUNK_TOKENS, memory.layout.checkpoint_interval, state_is_exact=state.dtype == torch.float32)
+    state_is_exact = memory.pool.ssm_dtype == torch.float32
+    return cut_tokens(CHUNK_TOKENS, memory.layout.checkpoint_interval, state_is_exact=state_is_exact)
 
 
 def check_chunked_prefill_size(num_tokens: int | None) -> None:

@@ -126,8 +126,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
 
     def evict_between(self) -> bool:
         """Evict the checkpoint that is due next, unless the tree branches there; tell whether."""
-        states = self._candidates(frozenset({Kind.CHECKPOINT}))
-        due = next_victim([found for found in states if found.kind is Kind.CHECKPOINT])
+        due = next_victim(self._candidates(frozenset({Kind.CHECKPOINT})))
         node = None if due is None else self.tree_core.node_by_id(due.key)
         if node is None or len(node.children) > 1:
             return False
@@ -203,7 +202,7 @@ class OrganizationRadixCache(UnifiedRadixCache):
         in_session = component.session_ref(node) > 0
         candidates.append(Candidate(Kind.CHECKPOINT, component.recency(node), node.id, in_session=in_session))
         store = component.store
-        slab = store.slab_of(component.checkpoint_of(node))
+        slab = store.slab_of(component.checkpoint_of(node)) if Kind.SLAB in kinds else None
         if slab is not None and store.is_reclaimable(slab):
             mates = [component.node_of[v] for v in store.reclaim(slab)]
             recency = slab_recency([component.recency(mate) for mate in mates])
