@@ -130,8 +130,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "no-exact-continuation",
         "",
-        "Give up equal bits of found and recomputed prefixes: attention as SGLang computes it, and states that "
-        "decoding wrote are cached too.",
+        "Give up equal bits of found, resumed and recomputed prefixes: prompts are cut where SGLang cuts them, states "
+        "that decoding wrote are cached too, and a retracted request resumes by one prefill.",
     ),
 )
 
