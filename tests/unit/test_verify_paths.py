@@ -131,7 +131,7 @@ def test_a_hit_at_another_depth_is_not_exercised(check: Any) -> None:
 
 
 def test_without_retraction_that_path_is_not_exercised(check: Any) -> None:
-    found = check(FakeCacheServer(retracts=False), "--only", "warm", "--only", "retraction")
+    found = check(FakeCacheServer(retracts=False, resume_error=None), "--only", "warm", "--only", "retraction")
     assert (found.status, found.result.verdict) == (0, Verdict.EQUAL)
     assert found.verdicts(Verdict.NOT_EXERCISED) == ["retraction"]
     assert "--memory-budget" in found.paths["retraction"].reason
