@@ -17,6 +17,7 @@ import torch
 from sgl_hybrid.memory.checkpoints import CheckpointStore
 from sgl_hybrid.memory.ledger import ABSENT
 from sgl_hybrid.memory.organization import Layout
+from sgl_hybrid.memory.transfer import upload
 
 POISON_BYTE = 0xFF  # NaN in float32, bfloat16, float16 and both float8 formats.
 
@@ -34,8 +35,10 @@ class PagePool:
     Attributes:
         attention_planes: `[planes, num_pages + 1, page_bytes] uint8, contiguous`.
         recurrent_planes: the same tensor in a shared pool; `[planes, num_composites + 1, page_bytes] uint8` in D0.
-        member_table: `[num_virtual + 1, groups * members] int32`, row stride shared with `conv_line`; -1 is absent.
-        conv_line: `[num_virtual + 1, conv_columns] int32`.
+        tables: `[num_virtual + 1, groups * members + conv_columns] int32`, both tables side by side; never replaced, so
+            that a captured graph may hold it.
+        member_table: `[num_virtual + 1, groups * members] int32`, columns of `tables`; -1 is absent.
+        conv_line: `[num_virtual + 1, conv_columns] int32`, its other columns.
         ssm_dtype: the element type of stored states.
         table_writes: uploads to the tables so far.
 
@@ -72,10 +75,10 @@ class PagePool:
             self.recurrent_planes = self._zeros(layout.recurrent_planes, num_composites, layout.recurrent_page_bytes)
         # Both tables are columns of one tensor: a row is uploaded once.
         width = layout.member_pages + layout.conv_columns
-        self._tables = torch.full((num_virtual + 1, width), ABSENT, dtype=torch.int32, device=self.device)
-        self._tables[0] = 0
-        self.member_table = self._tables[:, : layout.member_pages]
-        self.conv_line = self._tables[:, layout.member_pages :]
+        self.tables = torch.full((num_virtual + 1, width), ABSENT, dtype=torch.int32, device=self.device)
+        self.tables[0] = 0
+        self.member_table = self.tables[:, : layout.member_pages]
+        self.conv_line = self.tables[:, layout.member_pages :]
         self.table_writes = 0
 
     @property
@@ -146,7 +149,7 @@ class PagePool:
     def table_rows(self, slots: torch.Tensor) -> torch.Tensor:
         """Return rows of both tables side by side: `[*slots.shape, groups * members + conv_columns] int64`, members
         first. slots: int64 ids of any shape. One gather; copies."""
-        return self._tables[slots].to(torch.int64)
+        return self.tables[slots].to(torch.int64)
 
     def update_tables(self, store: CheckpointStore) -> int:
         """Write the rows of the store that changed since the last call; return how many.
@@ -160,9 +163,9 @@ class PagePool:
             raise ValueError(f"expected a store of {self.num_virtual} ids, got {store.num_virtual}")
         dirty = store.take_dirty()
         if dirty:
-            host = torch.tensor([(v, *store.member_row(v), *store.conv_row(v)) for v in dirty], dtype=torch.int32)
-            rows = host.to(self.device, non_blocking=True)
-            self._tables.index_copy_(0, rows[:, 0].long(), rows[:, 1:])
+            changed = [(v, *store.member_row(v), *store.conv_row(v)) for v in dirty]
+            rows = upload(changed, torch.int32, self.device)
+            self.tables.index_copy_(0, rows[:, 0].long(), rows[:, 1:])
             self.table_writes += 1
         return len(dirty)
 

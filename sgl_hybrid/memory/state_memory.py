@@ -19,6 +19,7 @@ from sgl_hybrid.memory.checkpoints import CheckpointStore, Move
 from sgl_hybrid.memory.organization import ConvPlacement
 from sgl_hybrid.memory.page_pool import PagePool
 from sgl_hybrid.memory.pages import PageAllocator
+from sgl_hybrid.memory.transfer import upload
 
 
 class StateMemory:
@@ -80,9 +81,15 @@ class StateMemory:
         return 0 if self.store.slabs is None else self.store.slabs.num_idle
 
     def move_conv(self, moves: Sequence[Move]) -> None:
-        """Copy the conv states of all recurrent layers from their old to their new lines."""
-        old = torch.tensor([move.old_line for move in moves], device=self.pool.device)
-        new = torch.tensor([move.new_line for move in moves], device=self.pool.device)
+        """Copy the conv states of all recurrent layers from their old to their new lines.
+
+        On a GPU waits for the device first: with overlap scheduling a step in flight may still write a line that was
+        given back when its request ended, and this copy is on another stream.
+        """
+        device = self.pool.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        old, new = upload([(move.old_line, move.new_line) for move in moves], torch.int64, device).t()
         for group in range(self.layout.groups):
             lines = self.pool.conv_planes(group)
             states = lines[:, old]

@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 from sgl_hybrid.errors import CapacityError
 from sgl_hybrid.memory.pages import PageKind
 from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.memory.transfer import upload
 from sgl_hybrid.seams.hooks import Seam
 
 POISON_FREED = os.environ.get("SGLANG_HYBRID_POISON_FREED") == "1"
@@ -130,7 +131,7 @@ class BlockAllocator(BaseTokenToKVPoolAllocator):
             pages = self._take(len(opens))
             if pages is None:
                 return None
-            firsts = torch.tensor([opens, [page * self.pitch for page in pages]], dtype=torch.int64).to(self.device)
+            firsts = upload([opens, [page * self.pitch for page in pages]], torch.int64, self.device)
             ids.index_copy_(0, firsts[0], firsts[1])
         return ids
 
@@ -245,12 +246,19 @@ class CheckpointSlots(MambaSlotAllocator):
     def alloc_group_end(self) -> None:
         """See `alloc_group_begin`."""
 
+    def take(self) -> int | None:
+        """One slot as a number of the host; None if there is none."""
+        try:
+            return self.store.allocate_many(1)[0]
+        except CapacityError:
+            return None
+
     def alloc(self, need_size: int) -> torch.Tensor | None:
         try:
             slots = self.store.allocate_many(need_size)
         except CapacityError:
             return None
-        return torch.tensor(slots, dtype=torch.int64, device=self.device)
+        return upload(slots, torch.int64, self.device)
 
     def free(self, free_index: torch.Tensor) -> None:
         """Return slots with all their parts: every one of them or, if one cannot be returned, none.

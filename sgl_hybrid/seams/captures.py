@@ -85,4 +85,4 @@ class Captures:
             self.cache.evict_between()
         slot = self.cache.checkpoints.slot_or_none(evict=not between)
         self.store.counts.skipped += slot is None
-        return None if slot is None else int(slot)
+        return slot

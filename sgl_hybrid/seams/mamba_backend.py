@@ -5,6 +5,10 @@ states and those at tracked boundaries. Decode reads a state through the table r
 through the row of the slot that is to hold it: its own, or at a boundary the tracking slot, from where the next step
 goes on. Nothing else copies a state.
 
+In a CUDA graph the rows of a step are found by the graph itself, from what the batch's buffers, the source table and
+the tables say when it runs (`decode_tables`); before it runs the host uploads what has changed in the tables. Only
+decode is captured: a prefill decides on the host.
+
 Source: SGLang 0.5.23, `sglang/srt/layers/attention/hybrid_linear_attn_backend.py` and `mamba/mamba.py`.
 """
 
@@ -16,44 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
-from sgl_hybrid.memory.organization import RecurrentAddress
 from sgl_hybrid.seams import exact, process
+from sgl_hybrid.seams.decode_tables import DecodePlan, Rows, StaticRows, find_rows, split_plan, split_rows
 from sgl_hybrid.seams.hooks import Seam
-from triton_ops.conv_scan.api import conv_scan
-from triton_ops.conv_update import torch_path as conv_path
-from triton_ops.ssm_scan.api import ssm_scan
-from triton_ops.ssm_update import torch_path as ssm_path
-
-
-class Rows(NamedTuple):
-    """Table rows of some slots. members: [num, groups * M] int64 pages; lines: [num, conv_columns] int64."""
-
-    members: torch.Tensor
-    lines: torch.Tensor
-
-
-class PrefillPlan(NamedTuple):
-    """What the prefill rows of a batch do with states, the same for every layer.
-
-    starts: tokens each sequence has consumed. row_ends: packed rows, num_seqs + 1. read: rows of the slots to continue
-    from; fresh: [num_seqs] bool, sequences without a state (None if there is none). write: rows of the sequences' own
-    slots. captures: (sequence, absolute boundary) whose state goes to the slot of the same position in `kept`.
-    """
-
-    starts: list[int]
-    row_ends: list[int]
-    read: Rows | None
-    fresh: torch.Tensor | None
-    write: Rows
-    captures: list[tuple[int, int]]
-    kept: Rows
-
-
-class DecodePlan(NamedTuple):
-    """Rows of the slots that decode reads from and writes to."""
-
-    read: Rows
-    write: Rows
+from sgl_hybrid.seams.mamba_layer import Layer, PrefillPlan
 
 
 class SteadyDecode(NamedTuple):
@@ -79,6 +49,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.prefill_plan: PrefillPlan | None = None
         self.decode_plan: DecodePlan | None = None
         self.steady: SteadyDecode | None = None
+        self.static_rows: StaticRows | None = None
         self.layers: dict[int, Layer] = {}
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -89,6 +60,30 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.prefill_plan = self._plan_prefill(forward_batch, metadata.num_prefills) if metadata.num_prefills else None
         self.decode_plan = self._plan_decode(forward_batch, metadata.num_decodes) if metadata.num_decodes else None
 
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        super().init_cuda_graph_state(max_bs, max_num_tokens)
+        pool = self.memory.pool
+        self.static_rows = StaticRows(max_bs, pool.tables.shape[1], self.layout.member_pages, pool.device)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a graph is captured or runs: SGLang fills its static slots, and the tables are brought up to date."""
+        super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
+        exact.begin_forward(num_prefills=0)
+        self.prefill_plan = self.steady = None
+        self.decode_plan = self.static_rows.plan(forward_batch.batch_size)
+        if not in_capture:
+            self.memory.pool.update_tables(self.memory.store)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """In a graph, before its first layer: find the rows of the step. forward_batch: the one of the capture, whose
+        tensors are the buffers that SGLang fills before each run."""
+        metadata = self.forward_metadata
+        kept, crossing = metadata.mamba_track_indices, forward_batch.mamba_track_mask
+        self.static_rows.fill(self._find_rows(metadata.mamba_cache_indices, kept, crossing))
+
+    def _find_rows(self, slots: torch.Tensor, kept: torch.Tensor | None, crossing: torch.Tensor | None) -> torch.Tensor:
+        return find_rows(self.memory.pool.tables, self.source, slots, kept, crossing)
+
     def _init_track_conv_indices(self, *args: Any) -> None:
         """Boundaries are tracked by `PrefillPlan.captures`."""
 
@@ -96,11 +91,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         return (None,) * 9
 
     def _rows(self, slots: torch.Tensor) -> Rows:
-        return self._split_rows(self.memory.pool.table_rows(slots))
-
-    def _split_rows(self, rows: torch.Tensor) -> Rows:
-        width = self.layout.member_pages
-        return Rows(rows[:, :width], rows[:, width:])
+        return split_rows(self.memory.pool.table_rows(slots), self.layout.member_pages)
 
     def _plan_prefill(self, forward_batch: Any, num_prefills: int) -> PrefillPlan:
         starts = [int(start) for start in forward_batch.extend_prefix_lens_cpu[:num_prefills]]
@@ -135,9 +126,10 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
 
     def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
         indices = self.forward_metadata.mamba_cache_indices[-num_decodes:]
-        # Most steps cross no boundary, and read and write where the last one did. Only a host that holds the tensors
-        # sees that without waiting.
-        crosses_none = indices.is_cpu and not self.forward_metadata.has_mamba_track_mask
+        if not indices.is_cpu:
+            return self._plan_decode_on_device(forward_batch, indices)
+        # Most steps cross no boundary, and read and write where the last one did.
+        crosses_none = not self.forward_metadata.has_mamba_track_mask
         steady = self.steady
         if (
             crosses_none
@@ -159,10 +151,20 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.states.set_source(slots, written)
         self._check_decode(forward_batch, read, written)
         both = self.memory.pool.table_rows(torch.stack((read, written)))
-        plan = DecodePlan(self._split_rows(both[0]), self._split_rows(both[1]))
+        plan = split_plan(both, self.layout.member_pages)
         if crosses_none and torch.equal(both[0], both[1]):
             self.steady = SteadyDecode(indices, (self.states.source_writes, self.memory.pool.table_writes), plan)
         return plan
+
+    def _plan_decode_on_device(self, forward_batch: Any, indices: torch.Tensor) -> DecodePlan:
+        kept, crossing = self.forward_metadata.mamba_track_indices, forward_batch.mamba_track_mask
+        if kept is not None and crossing is not None:
+            kept, crossing = kept[-len(indices) :], crossing[-len(indices) :]
+        if self.audit is not None:
+            read = self.source[indices]
+            written = indices if crossing is None else torch.where(crossing & (kept > 0), kept, indices)
+            self._check_decode(forward_batch, read, written)
+        return split_plan(self._find_rows(indices, kept, crossing), self.layout.member_pages)
 
     def _check_decode(self, forward_batch: Any, read: torch.Tensor, written: torch.Tensor) -> None:
         if self.audit is not None:
@@ -196,7 +198,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         out[num_prefill + num_decode :].zero_()
         layer = self.layers.get(layer_id)
         if layer is None:
-            layer = self.layers[layer_id] = Layer(self, mixer, layer_id)
+            layer = self.layers[layer_id] = Layer(self.memory, mixer, layer_id)
         if self.prefill_plan is not None:
             layer.prefill(self.prefill_plan, mixed[:num_prefill], dt[:num_prefill], out[:num_prefill])
         if self.decode_plan is not None:
@@ -206,117 +208,6 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         if output is not None:
             output[: result.shape[0]].copy_(result)
         return result
-
-
-class Layer:
-    """One Mamba2 layer's operators on one layer's states."""
-
-    def __init__(self, backend: BoundaryMamba2Backend, mixer: Any, layer_id: int) -> None:
-        pool = backend.memory.pool
-        self.copied = backend.memory.copied
-        self.mixer = mixer
-        self.members: torch.Tensor = pool.ssm_members(layer_id)
-        self.lines: torch.Tensor = pool.conv_lines(layer_id)
-        address: RecurrentAddress = backend.layout.recurrent_slot(layer_id)
-        self.columns = slice(address.first_member, address.first_member + backend.layout.members)
-        self.line_column = address.conv_column
-        self.grid_tokens = backend.layout.checkpoint_interval
-        self.weight = mixer.conv1d.weight.squeeze(1)
-        self.silu = mixer.activation == "silu"
-
-    def prefill(self, plan: PrefillPlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
-        """mixed: [T, channels] before the convolution; dt: [T, H]; out: [T, H * P], written."""
-        position = {
-            "query_start_loc": plan.row_ends,
-            "start_positions": plan.starts,
-            "grid_tokens": self.grid_tokens,
-            "captures": plan.captures,
-        }
-        initial_windows, initial_states = self._gather(plan)
-        convolved = conv_scan(
-            mixed,
-            self.weight,
-            self.mixer.conv1d.bias,
-            window_dtype=self.lines.dtype,
-            silu=self.silu,
-            initial_windows=initial_windows,
-            **position,
-        )
-        x, B, C = _split(self.mixer, convolved.out)
-        scanned = ssm_scan(
-            x,
-            dt,
-            self.mixer.A,
-            B,
-            C,
-            state_dtype=self.members.dtype,
-            D=self.mixer.D,
-            dt_bias=self.mixer.dt_bias,
-            initial_states=initial_states,
-            out=out.view(out.shape[0], -1, self.mixer.head_dim),
-            **position,
-        )
-        for rows, windows, states in (
-            (plan.write, convolved.final_windows, scanned.final_states),
-            (plan.kept, convolved.captured_windows, scanned.captured_states),
-        ):
-            if states.shape[0]:
-                self.lines[self._line(rows)] = windows
-                pages = rows.members[:, self.columns].reshape(-1)
-                self.members[pages] = states.view(len(pages), *self.members.shape[1:])
-                self.copied.prefill_scatter += windows.nbytes + states.nbytes
-
-    def decode(self, plan: DecodePlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
-        """One token per row; shapes as `prefill` with T rows."""
-        convolved = torch.empty_like(mixed)
-        conv_path.update_lines(
-            self.lines,
-            mixed,
-            self.weight,
-            self.mixer.conv1d.bias,
-            self._line(plan.read),
-            self._line(plan.write),
-            silu=self.silu,
-            out=convolved,
-        )
-        x, B, C = _split(self.mixer, convolved)
-        ssm_path.ssm_update(
-            self.members,
-            plan.read.members[:, self.columns],
-            plan.write.members[:, self.columns],
-            x,
-            dt,
-            self.mixer.A,
-            B,
-            C,
-            self.mixer.D,
-            self.mixer.dt_bias,
-            None,
-            out.view(out.shape[0], -1, self.mixer.head_dim),
-        )
-
-    def _line(self, rows: Rows) -> torch.Tensor:
-        return rows.lines[:, self.line_column]
-
-    def _gather(self, plan: PrefillPlan) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Windows [num_seqs, channels, d_conv - 1] and states [num_seqs, H, P, N] to continue from, zero for a sequence
-        that has none: a fresh slot may hold what its last owner left. Copies; None if no sequence has any."""
-        if plan.read is None:
-            return None, None
-        windows = self.lines[self._line(plan.read)]
-        states = self.members[plan.read.members[:, self.columns]].flatten(1, 2)
-        for gathered in (windows, states):
-            gathered[plan.fresh] = 0
-            self.copied.prefill_gather += gathered.nbytes
-        return windows, states
-
-
-def _split(mixer: Any, convolved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cut the convolved channels into x [T, H, P], B and C [T, G, N]."""
-    states = mixer.groups_ssm_state_size // mixer.tp_size
-    x, B, C = convolved.split([mixer.intermediate_size // mixer.tp_size, states, states], dim=-1)
-    T, groups = convolved.shape[0], mixer.n_groups // mixer.tp_size
-    return x.view(T, -1, mixer.head_dim), B.view(T, groups, -1), C.view(T, groups, -1)
 
 
 SEAMS: tuple[Seam, ...] = (

@@ -65,8 +65,9 @@ class TableStatePool(MambaPool):
         self.captures: dict[int, list[tuple[int, int]]] = {}
 
     def set_source(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
-        """Let each of `slots` have the state of the slot in `sources`; [num] integer, both."""
-        self.source[slots.to(torch.int64)] = sources.to(torch.int64)
+        """Let each of `slots` have the state of the slot in `sources`; [num] integer, both, on any device."""
+        device = self.source.device
+        self.source[slots.to(device, torch.int64)] = sources.to(device, torch.int64)
         self.source_writes += 1
 
     @property

@@ -21,11 +21,15 @@ from sglang.srt.mem_cache.unified_cache.components.base import (
 )
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
+from sgl_hybrid.memory.transfer import upload
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.captures import Capture, Captures
 
 RECENCY = "sgl_hybrid_recency"
 """Key of a node's component metadata: when its checkpoint was last used."""
+
+CHECKPOINT = "sgl_hybrid_checkpoint"
+"""Key of a node's component metadata: the id that the node's value holds, for which the host need not ask a device."""
 
 
 class CheckpointComponent(MambaComponent):
@@ -50,8 +54,8 @@ class CheckpointComponent(MambaComponent):
 
     def checkpoint_of(self, node: Any) -> int | None:
         """The checkpoint that a node names, None for a tombstone."""
-        value = node.component_data[self.component_type].value
-        return None if value is None else int(value)
+        data = node.component_data[self.component_type]
+        return None if data.value is None else int(data.metadata[CHECKPOINT])
 
     def depth_of(self, node: Any) -> int:
         """Tokens from the root to the end of a node."""
@@ -97,7 +101,7 @@ class CheckpointComponent(MambaComponent):
         data = node.component_data[self.component_type]
         data.metadata[RECENCY] = get_and_increase_time_counter()
         if data.value is params.mamba_value:
-            v = int(data.value)
+            v = data.metadata[CHECKPOINT] = int(data.value)
             self.store.publish(v)
             self.node_of[v] = node
             if self.audit is not None:
@@ -120,14 +124,14 @@ class CheckpointComponent(MambaComponent):
         result = super().acquire_component_lock(node, result, lock_host)
         data = node.component_data[self.component_type]
         if not lock_host and data.lock_ref == 1 and data.value is not None and node is not self.tree_core.root_node:
-            self.store.acquire(int(data.value))
+            self.store.acquire(data.metadata[CHECKPOINT])
         return result
 
     def release_component_lock(self, node: Any, params: Any, lock_host: bool = False) -> None:
         super().release_component_lock(node, params, lock_host)
         data = node.component_data[self.component_type]
         if not lock_host and data.lock_ref == 0 and data.value is not None and node is not self.tree_core.root_node:
-            self.store.release(int(data.value))
+            self.store.release(data.metadata[CHECKPOINT])
 
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
@@ -137,7 +141,7 @@ class CheckpointComponent(MambaComponent):
         While a capture is published, that is what the tree gets, and the request keeps its slots.
         """
         if self.publishing is not None:
-            insert_params.mamba_value = torch.tensor([self.publishing.slot])
+            insert_params.mamba_value = self._on_device([self.publishing.slot])
             return self.publishing.position
         if is_finished or not self.cache.enable_mamba_extra_buffer:
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
@@ -194,7 +198,7 @@ class CheckpointComponent(MambaComponent):
         if not req.skip_radix_cache_insert:
             slot = self.slot_or_none(evict=False)
             self.store.counts.skipped += slot is None
-        self.track_in(req, -1 if slot is None else int(slot))
+        self.track_in(req, -1 if slot is None else slot)
 
     def track_in(self, req: Any, slot: int) -> int:
         """Let the next step of `req` track its boundary in `slot` (-1: nowhere); return the position of the slot.
@@ -204,7 +208,7 @@ class CheckpointComponent(MambaComponent):
         """
         position = req.kv.mamba_next_track_idx = req.kv.mamba_ping_pong_empty.index(True)
         if slot >= 0:
-            self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, position, torch.tensor(slot))
+            self.cache.req_to_token_pool.set_mamba_ping_pong_slot(req, position, self._on_device(slot))
         return position
 
     def release_state(self, req: Any) -> None:
@@ -217,11 +221,15 @@ class CheckpointComponent(MambaComponent):
         self.cache.dec_lock_ref(lock.node, replace(lock.receipt, skipped_lock_components=others))
         lock.receipt.skipped_lock_components += (self.component_type,)
 
-    def slot_or_none(self, *, evict: bool) -> torch.Tensor | None:
+    def slot_or_none(self, *, evict: bool) -> int | None:
         """A state slot; with `evict`, after evicting for it if need be."""
         slots = self.cache.req_to_token_pool.mamba_allocator
-        slot = slots.alloc(1)
+        slot = slots.take()
         if slot is None and evict:
             self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
-            slot = slots.alloc(1)
+            slot = slots.take()
         return slot
+
+    def _on_device(self, slots: int | list[int]) -> torch.Tensor:
+        """Slots where the pool's others are: SGLang concatenates slots of several requests."""
+        return upload(slots, torch.int64, self.cache.req_to_token_pool.mamba_allocator.device)

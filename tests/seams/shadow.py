@@ -356,7 +356,8 @@ class ShadowedServer:
 
     def _take_one(self, slots: bool) -> torch.Tensor | None:
         if slots:
-            return self.cache.tree.checkpoints.slot_or_none(evict=True)
+            slot = self.cache.tree.checkpoints.slot_or_none(evict=True)
+            return None if slot is None else torch.tensor([slot])
         self.cache.tokens.evict_to_free_tokens(self.cache.tree, PAGE_TOKENS)
         return self.cache.tokens.alloc(PAGE_TOKENS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sgl_hybrid.memory import ORGANIZATIONS
@@ -64,7 +65,7 @@ def evict_one(server: TinyServer, *, slots: bool) -> None:
     free = cache.slots.available_size() if slots else cache.memory.pages.num_free
     for _ in range(free + 1):
         if slots:
-            taken.append(cache.tree.checkpoints.slot_or_none(evict=True))
+            taken.append(torch.tensor([cache.tree.checkpoints.slot_or_none(evict=True)]))
         else:
             cache.tokens.evict_to_free_tokens(cache.tree, server.block)
             taken.append(cache.tokens.alloc(server.block))

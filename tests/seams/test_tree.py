@@ -138,7 +138,7 @@ def test_b9_a_result_that_comes_late_publishes_what_its_step_tracked(
     assert server.extend(first)
     with monkeypatch.context() as patch:
         if not room:
-            patch.setattr(server.cache.slots, "alloc", lambda need_size: None)
+            patch.setattr(server.cache.slots, "take", lambda: None)
         assert server.decode(first, 0, late_result=True)
     assert server.decode(first, 1)
     assert server.decode(first, 2)

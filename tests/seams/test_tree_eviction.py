@@ -197,7 +197,7 @@ def test_b2_a_boundary_without_room_for_another_slot_is_not_published(
     assert server.extend(flight, end=PAGE_TOKENS)
     server.probe(prompt(4), pin=True)
     with monkeypatch.context() as patch:
-        patch.setattr(server.cache.slots, "alloc", lambda need_size: None)
+        patch.setattr(server.cache.slots, "take", lambda: None)
         assert server.extend(flight, end=2 * PAGE_TOKENS)
     assert server.cache.memory.store.counts.skipped == 1
     server.unpin()
