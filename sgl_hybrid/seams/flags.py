@@ -12,11 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
+
+import torch
 
 from sgl_hybrid.config import CPU_PLATFORM, FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
+from sgl_hybrid.platforms import Platform, check_attention_backend
+from sgl_hybrid.seams.gpu_arguments import set_gpu_arguments
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import MemoryPlan, plan_from_arguments
 
@@ -91,13 +95,13 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
 
     compat.check_version()
     _refuse_policies_without_cache(settings, values)
-    platform = os.environ.get("SGLANG_PLATFORM")
-    if platform != CPU_PLATFORM:
-        # On a GPU the decode step must run inside captured graphs, for which the backend has no static tables yet.
-        raise SettingError(
-            f"--memory-org: expected SGLANG_PLATFORM={CPU_PLATFORM} in the environment (serving on a GPU is not built "
-            f"yet), got {platform or 'none'}"
-        )
+    if serving_platform(values) is Platform.CUDA:
+        settings = set_gpu_arguments(settings, values, os.environ)
+    else:
+        for argument in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+            if values.get(argument) is not None:
+                option = "--" + argument.replace("_", "-")
+                check_attention_backend(settings.memory_org, Platform.CPU, option, str(values[argument]))
     if not os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
         os.environ["SGLANG_MAMBA_CONV_DTYPE"] = _compute_dtype(values)
     plan = plan_from_arguments(settings, values)
@@ -105,6 +109,30 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     install.memory(settings)
     settings.to_environment(os.environ)
     return plan
+
+
+def serving_platform(values: Mapping[str, Any]) -> Platform:
+    """The platform that these arguments and the environment ask for.
+
+    Raises:
+        SettingError: another platform, or none that serves organizations.
+    """
+    platform, device = os.environ.get("SGLANG_PLATFORM"), str(values.get("device") or Platform.CUDA)
+    if platform == CPU_PLATFORM:
+        return Platform.CPU
+    on_gpu = device.split(":")[0] == Platform.CUDA
+    if not platform and on_gpu and has_gpu():
+        return Platform.CUDA
+    found = "no NVIDIA GPU" if on_gpu else f"--device {device}"
+    raise SettingError(
+        f"--memory-org: expected an NVIDIA GPU, or SGLANG_PLATFORM={CPU_PLATFORM} in the environment for the CPU "
+        f"reference platform, got {f'SGLANG_PLATFORM={platform}' if platform else found}"
+    )
+
+
+def has_gpu() -> bool:
+    """Whether torch sees an NVIDIA GPU."""
+    return torch.version.cuda is not None and torch.cuda.is_available()
 
 
 CACHE_POLICIES = (

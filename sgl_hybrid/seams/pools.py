@@ -10,8 +10,10 @@ from typing import Any
 
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.platforms import Platform
 from sgl_hybrid.seams import exact, install, process
 from sgl_hybrid.seams.flags import exit_with
+from sgl_hybrid.seams.gpu_arguments import check_state_dtype
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import STATE_SLOTS_PER_REQUEST, plan_from_model
 
@@ -39,6 +41,8 @@ def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_
         "sgl_hybrid.plan", max_mamba_cache_size=plan.num_checkpoints, max_total_tokens=plan.num_attention_tokens
     )
     parameters = self.mambaish_config.mamba2_cache_params
+    if str(self.device).startswith(Platform.CUDA):
+        _check_state_dtypes(parameters.dtype)
     memory = StateMemory(
         plan.units,
         device=self.device,
@@ -57,6 +61,16 @@ def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_
     config = configurator.finalize_with_max_running_requests(config)
     config.mem_fraction_static = get_schedule().mem_fraction_static
     return config
+
+
+def _check_state_dtypes(dtypes: Any) -> None:
+    """End the process with one line if the decode kernels do not take the states as the model's configuration has them.
+    dtypes: SGLang's `Mamba2StateDType`."""
+    try:
+        for option, dtype in (("--mamba-ssm-dtype", dtypes.temporal), ("SGLANG_MAMBA_CONV_DTYPE", dtypes.conv)):
+            check_state_dtype(option, str(dtype).removeprefix("torch."))
+    except SettingError as error:
+        exit_with(error)
 
 
 def state_slots_per_request(self: Any) -> int:

@@ -16,6 +16,7 @@ from sgl_hybrid.memory.audit import CheckpointAudit
 from sgl_hybrid.memory.budget import attention_unit_total_bytes, checkpoint_unit_total_bytes
 from sgl_hybrid.memory.dual_pool import DualPoolLedger, Pool
 from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.platforms import NO_GPU_RUN, Platform, start_line
 from sgl_hybrid.seams.sizing import MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ _served: Served | None = None
 
 
 def start(plan: MemoryPlan, memory: StateMemory) -> None:
-    """Begin to serve `plan` from `memory` in this process and log it in one line."""
+    """Begin to serve `plan` from `memory` in this process and log both, on a GPU with a warning."""
     global _served
     layout = plan.layout
     ledger = DualPoolLedger(
@@ -53,6 +54,11 @@ def start(plan: MemoryPlan, memory: StateMemory) -> None:
     audit = CheckpointAudit(memory) if DEBUG_CHECKPOINTS else None
     _served = Served(plan, memory, ledger, activity, policies_of(plan, memory), audit)
     logger.info("sgl_hybrid memory organization: %s", json.dumps(plan.describe(), sort_keys=True))
+    platform = Platform(memory.pool.device.type)
+    exact = plan.settings.exact_continuation
+    logger.info("sgl_hybrid platform: %s", start_line(layout.organization, platform, exact=exact))
+    if platform is Platform.CUDA:
+        logger.warning("sgl_hybrid: %s", NO_GPU_RUN)
 
 
 def policies_of(plan: MemoryPlan, memory: StateMemory) -> Policies:

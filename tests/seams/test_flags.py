@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from sglang.srt.server_args import ServerArgs
@@ -16,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 from bench.nano import write_model
 from sgl_hybrid.config import FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.seams import flags, install
+from sgl_hybrid.seams import flags, gpu_arguments, install
 from sgl_hybrid.seams.sizing import plan_from_model
 
 
@@ -177,9 +178,81 @@ def test_a_missing_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_another_platform_is_refused(nano: Path, monkeypatch: pytest.MonkeyPatch, capsys, device: str) -> None:
     monkeypatch.delenv("SGLANG_PLATFORM")
+    monkeypatch.setattr(flags, "has_gpu", lambda: device == "cpu")
     with pytest.raises(SystemExit):
         parse(nano, "--device", device, "--memory-org", "d0", "--memory-budget", "b63")
     assert "SGLANG_PLATFORM=sgl_hybrid_cpu" in capsys.readouterr().err
+
+
+def test_an_unknown_platform_is_refused(nano: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("SGLANG_PLATFORM", "another")
+    monkeypatch.setattr(flags, "has_gpu", lambda: True)
+    with pytest.raises(SystemExit):
+        parse(nano, "--memory-org", "d0", "--memory-budget", "b63")
+    assert "got SGLANG_PLATFORM=another" in capsys.readouterr().err
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU, as far as arguments are concerned."""
+    monkeypatch.delenv("SGLANG_PLATFORM")
+    monkeypatch.setattr(flags, "has_gpu", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("org", ["s0", "s1", "s2", "d0"])
+def test_a_gpu_is_served(nano: Path, org: str) -> None:
+    values = parse(nano, "--memory-org", org, "--memory-budget", "b63")
+    assert values["attention_backend"] == "triton"
+    assert values["disable_prefill_cuda_graph"]
+    assert values["mamba_radix_cache_strategy"] == "extra_buffer_lazy"
+    assert values["max_mamba_cache_size"] > 0
+    assert values["device"] is None
+    assert os.environ["SGLANG_HYBRID_NO_EXACT_CONTINUATION"] == "True"
+    assert os.environ["SGLANG_MAMBA_CONV_DTYPE"] == "bfloat16"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_deterministic_inference_on_a_gpu_keeps_exact_continuation(nano: Path) -> None:
+    parse(nano, "--memory-org", "s2", "--memory-budget", "b63", "--enable-deterministic-inference")
+    assert not os.environ.get("SGLANG_HYBRID_NO_EXACT_CONTINUATION")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--attention-backend", "fa3"], ["--attention-backend", "triton or flashinfer", "fa3", "nearest"]),
+        (["--enable-memory-saver"], ["--enable-memory-saver", "left out", "on a GPU"]),
+        (["--cuda-graph-backend-prefill", "full"], ["--cuda-graph-backend-prefill", "disabled", "got full"]),
+        (["--dtype", "float16"], ["--dtype", "bfloat16 or float32", "float16"]),
+    ],
+)
+def test_a_mistake_on_a_gpu_is_one_line(
+    nano: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(nano, "--memory-org", "s2", "--memory-budget", "b63", *options)
+    assert caught.value.code == 2
+    message = capsys.readouterr().err.strip()
+    assert len(message.splitlines()) == 1
+    assert all(word in message for word in words)
+
+
+def test_every_argument_that_a_gpu_asks_about_is_one_of_sglangs() -> None:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
+    assert {refused.argument: defaults[refused.argument] for refused in gpu_arguments.REFUSED} == {
+        refused.argument: refused.default for refused in gpu_arguments.REFUSED
+    }
+    phases = [f"cuda_graph_backend_{phase}" for phase in gpu_arguments.GRAPH_BACKENDS]
+    named = ["disable_prefill_cuda_graph", "disable_decode_cuda_graph", "enable_deterministic_inference", *phases]
+    assert set(named) <= set(defaults)
+
+
+def test_another_attention_backend_on_a_cpu_is_refused(nano: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(nano, "--device", "cpu", "--memory-org", "s2", "--memory-budget", "b63", "--attention-backend", "triton")
+    assert "--attention-backend: expected torch_native with --memory-org s2 on cpu" in capsys.readouterr().err
 
 
 def test_a_config_file_carries_the_flags(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

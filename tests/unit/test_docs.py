@@ -16,8 +16,10 @@ from radix.eviction import Kind
 from sgl_hybrid import metrics
 from sgl_hybrid.config import FLAGS, ORGANIZATION_NAMES
 from sgl_hybrid.memory.dual_pool import PoolCounts
+from sgl_hybrid.platforms import ATTENTION_BACKENDS, Platform
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.compat import SGLANG_VERSION
+from sgl_hybrid.seams.gpu_arguments import REFUSED
 from sgl_hybrid.seams.hooks import Seam
 from tests.tiny_server import server_report
 
@@ -177,6 +179,18 @@ def test_documents_name_the_version_of_sglang() -> None:
     assert f"SGLang **{SGLANG_VERSION}**" in (DOCS / "seams.md").read_text(encoding="utf-8")
     assert f"SGLang {SGLANG_VERSION}" in README.read_text(encoding="utf-8")
     assert f'"sglang=={SGLANG_VERSION}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_page_on_gpus_lists_backends_and_what_is_refused() -> None:
+    backends = [
+        (f"`{org}`", *(", ".join(f"`{name}`" for name in row[platform]) for platform in Platform))
+        for org, row in ATTENTION_BACKENDS.items()
+    ]
+    assert table(DOCS / "gpu.md", "organization", "on `cpu`", "on `cuda`") == backends
+    refused = [(f"`--{row.argument.replace('_', '-')}`", row.reason) for row in REFUSED]
+    assert table(DOCS / "gpu.md", "argument of SGLang", "why")[: len(refused)] == refused
+    for page in (README, DOCS / "gpu.md"):
+        assert "no run on a gpu has been recorded" in page.read_text(encoding="utf-8").lower()
 
 
 def test_flag_tables_equal_the_flags() -> None:
