@@ -68,8 +68,9 @@ contracts: env
 unit: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "not e2e and not gpu" -n 2 --dist loadfile
 
+# Two workers, the tests of a server in one of them: while one starts a server, which takes half a minute, the other tests.
 e2e: env
-	$(BIN)/python -m pytest tests/e2e -m "e2e and not slow" --durations 15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m "e2e and not slow" -n 2 --dist loadgroup --durations 15
 
 # What takes too long for every change: servers of their own, many requests, mutants, campaigns.
 slow: env

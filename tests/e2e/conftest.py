@@ -1,7 +1,7 @@
 """Real servers on nano models, started when a test first asks for one and shared by all tests after it.
 
-A server takes 2.5 GB even when it waits. So the tests are put in the order of their servers, and only the last few
-servers are kept.
+A server takes 2.5 GB even when it waits. So the tests are put in the order of their servers, and each worker keeps
+only the last few.
 """
 
 from __future__ import annotations
@@ -105,14 +105,18 @@ GRIDS = {"d0": 1792, "s0": 512, "s1": 512, "s2": 512}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests with the same server, named by a parameter or the mark `server`, beside each other."""
+    """Put tests with the same server, named by a parameter or the mark `server`, beside each other and into one group
+    of pytest-xdist, so that each server has one worker. A test that starts its own is a group by itself."""
     first: dict[str, int] = {}
 
     def place(item: pytest.Item) -> int:
         mark, parameters = item.get_closest_marker("server"), getattr(item, "callspec", None)
         named = list(mark.args) if mark else []
         named += [value for value in parameters.params.values() if value in list(SETUPS)] if parameters else []
-        return first.setdefault(named[0] if named else item.path.name, len(first))
+        shared = "servers" in getattr(item, "fixturenames", ())
+        name = named[0] if named else item.path.name if shared else item.nodeid
+        item.add_marker(pytest.mark.xdist_group(name))
+        return first.setdefault(name, len(first))
 
     items.sort(key=place)
 

@@ -34,7 +34,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "SGLANG_PLATFORM": "sgl_hybrid_cpu", "HF_HUB_OFFLINE": "1", **extra}
 
 
-@pytest.mark.parametrize("form", ["keyword", "environment"])
+@pytest.mark.parametrize("form", ["keyword", pytest.param("environment", marks=pytest.mark.slow)])
 def test_the_engine_takes_keywords_and_environment_forms(nano_models, tmp_path: Path, form: str) -> None:
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
