@@ -1,4 +1,4 @@
-"""Exact continuation on the CPU: what else must not depend on how a prompt was cut, beside the scans of `triton_ops`.
+"""Exact continuation: what else must not depend on how a prompt was cut, beside the scans of `triton_ops`.
 
 A request that continues from a cached checkpoint computes fewer tokens at once than one that computes the prefix
 itself, and so do the chunks of a long prompt. This platform's attention does not depend on that (`attention_cpu`).
@@ -11,7 +11,8 @@ Three other things do, with SGLang's operators:
 - States that decode steps wrote: one token at a time is another order of sums than a chunk. Here decoding reaches no
   boundary, so that every cached state and all cached attention is what a prefill of the same tokens computes.
 
-With `--no-exact-continuation` all of it is SGLang's own.
+With `--no-exact-continuation` all of it is SGLang's own. So it is on a GPU, unless SGLang's deterministic mode has
+products whose rows do not depend on each other and attention in tiles of its own (`platforms.continuation_is_exact`).
 
 Source: SGLang 0.5.23, `sglang/srt/layers/quantization/unquant.py`, `layers/logits_processor.py`,
 `runtime_context.py`.

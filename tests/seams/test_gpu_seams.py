@@ -1,0 +1,99 @@
+"""SGLang's side of a GPU on tensors that have its name and no memory (see `tests/unit/test_gpu_tensors.py`): ids of
+tokens and slots go to the device without waiting, and slots of both sides meet there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sgl_hybrid.memory import ORGANIZATIONS
+from sgl_hybrid.memory.state_memory import StateMemory
+from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots, allocate_decode
+from sgl_hybrid.seams.decode_tables import StaticRows
+from sgl_hybrid.seams.mamba_backend import BoundaryMamba2Backend
+from sgl_hybrid.seams.state_pool import TableStatePool
+from tests.seams.tree_fixture import tiny_plan
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of a GPU that is not there."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
+    with FakeTensorMode():
+        yield
+
+
+@pytest.fixture(params=sorted(ORGANIZATIONS))
+def memory(request: pytest.FixtureRequest) -> StateMemory:
+    dtypes = dict.fromkeys(("kv_dtype", "ssm_dtype", "conv_dtype"), torch.bfloat16)
+    return StateMemory(tiny_plan(request.param, pages=60, checkpoints=6).units, device="cuda", **dtypes)
+
+
+def states_of(memory: StateMemory) -> Any:
+    """The pool of states without SGLang's part."""
+    states = object.__new__(TableStatePool)
+    states.memory, states.source_writes = memory, 0
+    states.source = torch.arange(memory.store.num_virtual + 1, device=CUDA)
+    return states
+
+
+def test_slots_are_given_to_the_device_and_taken_on_the_host(memory: StateMemory) -> None:
+    slots = CheckpointSlots(memory, "cuda")
+    assert slots.alloc(2).device == CUDA
+    assert slots.alloc(0).device == CUDA
+    assert isinstance(slots.take(), int)
+
+
+def test_sources_on_the_host_meet_slots_on_the_device(memory: StateMemory) -> None:
+    states = states_of(memory)
+    states.copy_from(torch.tensor([1]), torch.ones(1, dtype=torch.int64, device=CUDA))
+    states.clear_slots(torch.tensor([1, 2]))
+    assert states.source_writes == 2
+
+
+@pytest.mark.parametrize("held", [3, 16])
+def test_the_ids_of_a_decode_step_wait_for_nothing(memory: StateMemory, held: int) -> None:
+    """In the middle of a block, and where one opens."""
+    tokens = BlockAllocator(memory, dtype=torch.bfloat16, device="cuda", kvcache=None)
+    written = []
+    requests = SimpleNamespace(
+        req_to_token=torch.zeros(4, 64, dtype=torch.int32, device=CUDA),
+        write=lambda places, ids: written.append(ids),
+    )
+    lengths = torch.full((2,), held, device=CUDA)
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        lengths_cpu = torch.full((2,), held)
+    batch = SimpleNamespace(
+        token_to_kv_pool_allocator=tokens,
+        req_to_token_pool=requests,
+        out_cache_loc=None,
+        req_pool_indices=torch.ones(2, dtype=torch.int64, device=CUDA),
+        seq_lens=lengths,
+        seq_lens_cpu=lengths_cpu,
+        tree_cache=None,
+        reqs=[SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=held, kv_committed_len=held)) for _ in range(2)],
+    )
+    ids = allocate_decode(lambda batch, count: None, batch, 1)
+    assert ids.device == CUDA
+    assert [tensor.device for tensor in written] == [CUDA]
+
+
+def test_the_head_of_a_graph_and_an_eager_plan_wait_for_nothing(memory: StateMemory) -> None:
+    backend = object.__new__(BoundaryMamba2Backend)
+    states, pool = states_of(memory), memory.pool
+    backend.memory, backend.layout, backend.audit, backend.source = memory, memory.layout, None, states.source
+    backend.static_rows = StaticRows(4, pool.tables.shape[1], memory.layout.member_pages, pool.device)
+    slots = torch.zeros(4, dtype=torch.int32, device=CUDA)
+    mask = torch.zeros(4, dtype=torch.bool, device=CUDA)
+    backend.forward_metadata = SimpleNamespace(mamba_cache_indices=slots, mamba_track_indices=slots.long())
+    backend.init_forward_metadata_in_graph(SimpleNamespace(mamba_track_mask=mask))
+    plan = backend._plan_decode(SimpleNamespace(mamba_track_mask=mask), 3)
+    assert plan.read.members.device == CUDA
+    assert plan.write.lines.dtype == torch.int32
