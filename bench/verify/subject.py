@@ -22,6 +22,12 @@ The rows of a matrix product depend on how many rows there are: the library pick
 that moved log-probabilities by up to 6e-6, in bfloat16 by up to 1.5e-2 (docs/verify.md).
 """
 
+STATE_BOUND = {"bfloat16": 0.03125}
+"""The same by dtype of the states, beside a model of higher precision: a last digit decides now and then how a state is
+rounded after a decode step, and the states go on from there. Without any reuse that moved log-probabilities by up to
+4.2e-3 within 192 tokens, where states in float32 moved them by up to 8.5e-6 (docs/verify.md).
+"""
+
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the server.
@@ -29,7 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     organization: None for stock SGLang. grid_tokens: distance of two boundaries in prefill; decode_grid_tokens: of
     those at which decoding publishes a state. page_tokens: of attention in a page. capacity_tokens: attention tokens
     that the pools can hold at most. num_checkpoints: states that they can hold, None if unknown. max_running: requests
-    that run at once. dtype: of the model.
+    that run at once. dtype, state_dtype: of the model and of the recurrent states.
     """
 
     organization: str | None
@@ -40,10 +46,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     num_checkpoints: int | None
     max_running: int
     dtype: str
+    state_dtype: str
 
     @property
     def batch_bound(self) -> float:
-        return BATCH_BOUND.get(self.dtype, BATCH_BOUND["bfloat16"])
+        """Largest difference of a log-probability under load that is taken for rounding."""
+        return max(BATCH_BOUND.get(self.dtype, BATCH_BOUND["bfloat16"]), STATE_BOUND.get(self.state_dtype, 0.0))
 
 
 def read_facts(info: dict[str, Any], *, grid_tokens: int | None = None) -> Facts:
@@ -54,7 +62,9 @@ def read_facts(info: dict[str, Any], *, grid_tokens: int | None = None) -> Facts
     if grid_tokens is not None and grid_tokens < 1:
         raise SettingError(f"expected a grid of at least 1 token, got {grid_tokens}")
     memory = (info.get("internal_states") or [{}])[0].get("memory_organization")
+    config = _local_config(info)
     dtype = str(info.get("dtype", "auto"))
+    state_dtype = str(info.get("mamba_ssm_dtype") or config.get("mamba_ssm_dtype") or "float32")
     if memory is not None:
         units, page_tokens = memory["units"], int(memory["page_tokens"])
         return Facts(
@@ -66,8 +76,9 @@ def read_facts(info: dict[str, Any], *, grid_tokens: int | None = None) -> Facts
             num_checkpoints=units["checkpoints"] or None,
             max_running=memory["running_requests_cap"],
             dtype=dtype,
+            state_dtype=state_dtype,
         )
-    found = grid_tokens or _stock_grid(info)
+    found = grid_tokens or _stock_grid(info, config)
     if found is None:
         raise SettingError(
             "expected --grid with this server (tokens between two positions where it caches a state): it reports "
@@ -83,16 +94,22 @@ def read_facts(info: dict[str, Any], *, grid_tokens: int | None = None) -> Facts
         num_checkpoints=info.get("max_mamba_cache_size"),
         max_running=int(info.get("max_running_requests") or 16),
         dtype=dtype,
+        state_dtype=state_dtype,
     )
 
 
-def _stock_grid(info: dict[str, Any]) -> int | None:
-    """Return SGLang's own prefill grid, the larger of its page and the scan chunk of a local model, or None."""
+def _local_config(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the text model's part of a local model's `config.json`, empty if the model is elsewhere."""
     try:
-        config = msgspec.json.decode((Path(str(info["model_path"])) / "config.json").read_bytes())
+        config = msgspec.json.decode((Path(str(info["model_path"])) / "config.json").read_bytes(), type=dict[str, Any])
     except (KeyError, OSError, msgspec.MsgspecError):
-        return None
-    config = config.get("text_config", config)
+        return {}
+    found: dict[str, Any] = config.get("text_config", config)
+    return found
+
+
+def _stock_grid(info: dict[str, Any], config: dict[str, Any]) -> int | None:
+    """Return SGLang's own prefill grid, the larger of its page and the scan chunk of the model, or None."""
     chunk = config.get("mamba_chunk_size") or config.get("chunk_size")
     return None if chunk is None else max(int(chunk), int(info.get("page_size") or 1))
 
