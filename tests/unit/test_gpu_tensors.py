@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.budget import Budget, Units
 from sgl_hybrid.memory.checkpoints import Move
 from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.memory.transfer import upload
+from sgl_hybrid.platforms import NO_GPU_RUN, Platform, start_line
+from sgl_hybrid.seams import process
 from sgl_hybrid.seams.decode_tables import Rows, StaticRows, find_rows, split_rows
 from sgl_hybrid.seams.mamba_layer import Layer, PrefillPlan
+from sgl_hybrid.seams.sizing import MemoryPlan
 from tests.tiny_layouts import tiny_layout
 from tests.tiny_mixer import mixer_of
 from triton_ops.launch import Launch
@@ -109,3 +113,18 @@ def test_migration_waits_for_the_device_and_mixes_none(memory: StateMemory, monk
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     memory.move_conv([Move(checkpoint=1, old_line=1, new_line=2)])
     assert [device.type for device in waited] == ["cuda"]
+
+
+def test_a_start_names_the_backends_and_warns_that_no_run_is_recorded(
+    memory: StateMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_served", None)
+    layout = memory.layout
+    settings = MemorySettings(memory_org=layout.organization, no_exact_continuation=True)
+    with caplog.at_level("INFO"):
+        process.start(MemoryPlan(settings, layout.geometry, layout, None), memory)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said[-2:] == [
+        ("INFO", f"sgl_hybrid platform: {start_line(layout.organization, Platform.CUDA, exact=False)}"),
+        ("WARNING", f"sgl_hybrid: {NO_GPU_RUN}"),
+    ]
