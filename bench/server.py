@@ -55,6 +55,11 @@ def cpu_environment(dtype: str) -> dict[str, str]:
     }
 
 
+def gpu_environment(dtype: str) -> dict[str, str]:
+    """Return what a server on an NVIDIA GPU needs in its environment to keep convolution state in `dtype`."""
+    return {"SGLANG_PLATFORM": "", "SGLANG_MAMBA_CONV_DTYPE": dtype, "HF_HUB_OFFLINE": "1"}
+
+
 def free_port() -> int:
     """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:

@@ -85,6 +85,7 @@ def start_line(organization: str, platform: Platform, *, exact: bool) -> str:
 
 NO_GPU_RUN = (
     "no run on a GPU has been recorded for this version. Check yours before you rely on it: bench/micro/gpu_check.sh "
-    "for the kernels, python -m bench verify --url URL for this server's answers (docs/gpu.md)"
+    "for the kernels, python -m bench verify for answers, with --device cuda --serve ... or this server's --url "
+    "(docs/gpu.md)"
 )
 """Warning of a server that starts on a GPU."""

@@ -1,4 +1,4 @@
-"""The servers that a verification starts itself: nano models on the CPU reference platform, with little memory."""
+"""The servers that a verification starts itself: nano models with little memory, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bench.nano import DTYPES, write_model
-from bench.server import ServerProcess, cpu_environment, free_port, sglang_command
+from bench.server import ServerProcess, cpu_environment, free_port, gpu_environment, sglang_command
 from sgl_hybrid.errors import SettingError
 
 OURS = ("--model-path", "--model", "--host", "--port", "--device", "--dtype")
@@ -56,14 +56,23 @@ def make_arm(given: str, dtype: str) -> Arm:
     return Arm(name=name, arguments=arguments)
 
 
-def start_arm(arm: Arm, *, model: str, dtype: str, models_folder: Path, log: Path) -> ServerProcess:
-    """Make the model if it is missing and return the server of an arm, not yet started."""
+DEVICES = ("cpu", "cuda")
+
+
+def start_arm(
+    arm: Arm, *, model: str, dtype: str, models_folder: Path, log: Path, device: str = "cpu"
+) -> ServerProcess:
+    """Make the model if it is missing and return the server of an arm, not yet started. device: of `DEVICES`."""
     folder = models_folder / f"{model}-{dtype}"
     write_model(model, folder, dtype=dtype)
     port = free_port()
-    common = ["--device", "cpu", "--dtype", dtype, "--attention-backend", "torch_native", "--sleep-on-idle"]
+    common = ["--device", device, "--dtype", dtype, "--sleep-on-idle"]
+    if _value(arm.arguments, "--attention-backend") is None:
+        # On a GPU stock SGLang would choose by the chip; both sides of a comparison get the same.
+        common += ["--attention-backend", "torch_native" if device == "cpu" else "triton"]
     command = sglang_command(folder, port, [*common, *arm.arguments])
-    return ServerProcess(command, port=port, log=log, environment=cpu_environment(dtype))
+    environment = cpu_environment(dtype) if device == "cpu" else gpu_environment(dtype)
+    return ServerProcess(command, port=port, log=log, environment=environment)
 
 
 def _value(arguments: list[str], flag: str) -> str | None:

@@ -61,6 +61,7 @@ def verify(
     stock: Annotated[bool, typer.Option(help="report stock SGLang beside what --serve names", **SERVER)] = False,
     model: Annotated[str, typer.Option(help="--serve: falcon-h1-nano or granite-h-nano", **SERVER)] = "falcon-h1-nano",
     dtype: Annotated[str, typer.Option(help="--serve: float32 or bfloat16", **SERVER)] = "float32",
+    device: Annotated[str, typer.Option(help="--serve: cpu (reference platform) or cuda", **SERVER)] = "cpu",
     models: Annotated[Path, typer.Option(help="--serve: folder for the nano models", **SERVER)] = Path("models"),
     grid: Annotated[
         int | None, typer.Option(help="tokens between two cached states; default: what the server reports", **SERVER)
@@ -118,6 +119,7 @@ def verify(
         quick=quick,
         model=model,
         dtype=dtype,
+        device=device,
         grid_tokens=grid,
         prompts=prompts,
         vocab_tokens=vocab_tokens,

@@ -17,7 +17,7 @@ from bench.environment import describe_environment
 from bench.server import ServerError
 from bench.session import probe
 from bench.verify import loaded, paths
-from bench.verify.arms import Arm, make_arm, start_arm
+from bench.verify.arms import DEVICES, Arm, make_arm, start_arm
 from bench.verify.client import Client
 from bench.verify.compare import worst
 from bench.verify.paths import FULL, QUICK, Effort
@@ -52,6 +52,7 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
     quick: bool = False
     model: str = "falcon-h1-nano"
     dtype: str = "float32"
+    device: str = "cpu"
     grid_tokens: int | None = None
     prompts: Path | None = None
     vocab_tokens: int | None = None
@@ -65,6 +66,8 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError("expected either --url or --serve, got " + ("none" if self.url is None else "both"))
         if self.stock and self.url is not None:
             raise SettingError("expected --stock with --serve, got it with --url: a second server must be started")
+        if self.device not in DEVICES:
+            raise SettingError(f"expected --device {' or '.join(DEVICES)}, got {self.device}")
         unknown = sorted(set(self.only) - set(PATHS))
         if unknown:
             raise SettingError(f"expected paths out of {', '.join(PATHS)}, got {', '.join(unknown)}")
@@ -132,7 +135,14 @@ def _verify_served(
     log: Path,
     console: Console,
 ) -> ArmResult:
-    server = start_arm(arm, model=settings.model, dtype=settings.dtype, models_folder=models_folder, log=log)
+    server = start_arm(
+        arm,
+        model=settings.model,
+        dtype=settings.dtype,
+        models_folder=models_folder,
+        log=log,
+        device=settings.device,
+    )
     console.print(f"starting SGLang for arm {arm.name}; its log is {log}")
     with server:
         with console.status("waiting for the server") as status:

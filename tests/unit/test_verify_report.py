@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
 from bench.nano import CONTEXT_TOKENS, DTYPES, MODELS
-from bench.verify.arms import make_arm
+from bench.verify.arms import make_arm, start_arm
 from bench.verify.compare import Verdict
 from bench.verify.page import page
 from bench.verify.records import REFERENCE, ArmResult, Finding, VerifyResult, summarize_path
 from bench.verify.report import EXIT_CODES, arm_table, arms_table, remarks, sentence
+from bench.verify.session import VerifySettings
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.geometry import StateGeometry
@@ -198,3 +201,35 @@ def test_little_memory_is_enough_for_one_request(model: str, kv_dtype: str, ssm_
 def test_flags_that_verify_sets_are_refused(flag: str) -> None:
     with pytest.raises(SettingError, match=flag.split()[0].split("=")[0]):
         make_arm(f"--memory-org s2 {flag}", "float32")
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "platform", "attention"),
+    [
+        ("cpu", "--memory-org s2", "sgl_hybrid_cpu", "torch_native"),
+        ("cuda", "--memory-org s2", "", "triton"),
+        ("cuda", "stock", "", "triton"),
+        ("cuda", "--memory-org s2 --attention-backend flashinfer", "", "flashinfer"),
+    ],
+)
+def test_an_arm_is_started_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, given: str, platform: str, attention: str
+) -> None:
+    monkeypatch.setattr("bench.verify.arms.write_model", lambda *model, **options: None)
+    server = start_arm(
+        make_arm(given, "float32"),
+        model="falcon-h1-nano",
+        dtype="float32",
+        models_folder=tmp_path,
+        log=tmp_path / "log",
+        device=device,
+    )
+    command, environment = server._command, server._environment
+    assert command[command.index("--device") + 1] == device
+    assert [command[at + 1] for at, word in enumerate(command) if word == "--attention-backend"] == [attention]
+    assert (environment["SGLANG_PLATFORM"], environment["SGLANG_MAMBA_CONV_DTYPE"]) == (platform, "float32")
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(SettingError, match="expected --device cpu or cuda, got tpu"):
+        VerifySettings(serve=["stock"], device="tpu")
