@@ -59,7 +59,7 @@ class Captures:
         taken = sorted(Capture(found.position, slot) for found in wanted if (slot := self._slot(found)) is not None)
         if len(taken) > 1:
             self.of_request[req.rid] = taken[:-1]
-            self.cache.req_to_token_pool.mamba_pool.captures[int(req.kv.mamba_pool_idx)] = taken[:-1]
+            self.cache.req_to_token_pool.mamba_pool.captures[req.rid] = taken[:-1]
         return taken
 
     def give(self, req: Any) -> list[Capture]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
+from sgl_hybrid.memory.transfer import upload
 from sgl_hybrid.seams import exact, process
 from sgl_hybrid.seams.decode_tables import DecodePlan, Rows, StaticRows, find_rows, split_plan, split_rows
 from sgl_hybrid.seams.hooks import Seam
@@ -102,20 +103,23 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         captures: list[tuple[int, int]] = []
         kept = slots[:0]
         if self.forward_metadata.has_mamba_track_mask:
-            tracked = forward_batch.mamba_track_mask[:num_prefills].nonzero().flatten()
-            lengths = forward_batch.mamba_track_seqlens[:num_prefills].tolist()
+            mask, lengths = forward_batch.mamba_prefill_track_mask_cpu, forward_batch.mamba_track_seqlens_cpu
+            tracked = [row for row in range(num_prefills) if mask[row]]
             grid = self.layout.checkpoint_interval
-            captures = [(row, lengths[row] // grid * grid) for row in tracked.tolist()]
-            kept = forward_batch.mamba_track_indices[:num_prefills][tracked].to(torch.int64)
-        further = [
-            (row, *capture) for row, slot in enumerate(slots.tolist()) for capture in self.captures.pop(slot, ())
-        ]
-        captures += [(row, position) for row, position, _ in further]
-        kept = torch.cat((kept, slots.new_tensor([slot for _, _, slot in further])))
+            captures = [(row, lengths[row] // grid * grid) for row in tracked]
+            kept = forward_batch.mamba_track_indices[upload(tracked, torch.int64, slots.device)].to(torch.int64)
+        if self.captures:
+            further = [
+                (row, *capture)
+                for row, rid in enumerate(forward_batch.rids[:num_prefills])
+                for capture in self.captures.pop(rid, ())
+            ]
+            captures += [(row, position) for row, position, _ in further]
+            kept = torch.cat((kept, upload([slot for _, _, slot in further], torch.int64, slots.device)))
         read = fresh = None
         if any(starts):
             read = self._rows(self.source[slots])
-            fresh = torch.tensor([start == 0 for start in starts], device=slots.device)
+            fresh = upload([start == 0 for start in starts], torch.bool, slots.device)
         if self.audit is not None:
             ends = [start + end - first for start, (first, end) in zip(starts, pairwise(row_ends), strict=True)]
             kept_at = [position for _, position in captures]

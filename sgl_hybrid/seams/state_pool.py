@@ -48,7 +48,7 @@ class TableStatePool(MambaPool):
 
     source: [num_virtual + 1] int64, the slot that holds the state of each slot (itself, unless it is another's). Only
     `set_source` writes it; source_writes counts that, so that a plan made from the table is known to hold still.
-    captures: states that the next step writes beside SGLang's tracked one: (position, slot) by the request's slot.
+    captures: states that the next step writes beside SGLang's tracked one: (position, slot) by request id.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TableStatePool(MambaPool):
         self.mem_usage = self.memory.pool.state_bytes / (1 << 30)
         self.source = torch.arange(self.memory.store.num_virtual + 1, dtype=torch.int64, device=device)
         self.source_writes = 0
-        self.captures: dict[int, list[tuple[int, int]]] = {}
+        self.captures: dict[str, list[tuple[int, int]]] = {}
 
     def set_source(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
         """Let each of `slots` have the state of the slot in `sources`; [num] integer, both, on any device."""

@@ -101,7 +101,7 @@ class CheckpointComponent(MambaComponent):
         data = node.component_data[self.component_type]
         data.metadata[RECENCY] = get_and_increase_time_counter()
         if data.value is params.mamba_value:
-            v = data.metadata[CHECKPOINT] = int(data.value)
+            v = data.metadata[CHECKPOINT] = int(data.value) if self.publishing is None else self.publishing.slot
             self.store.publish(v)
             self.node_of[v] = node
             if self.audit is not None:

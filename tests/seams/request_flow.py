@@ -234,7 +234,7 @@ class TinyServer:
         own = int(req.kv.mamba_pool_idx)
         contents.write_state(own, numbers[end - 1])
         states.source[own] = own
-        captures = states.captures.pop(own, [])
+        captures = states.captures.pop(req.rid, [])
         if position is not None:
             tracking = int(req.kv.mamba_ping_pong_track_buffer[position])
             captures = [*captures, (req.kv.mamba_last_track_seqlen, tracking)]

@@ -85,11 +85,18 @@ def test_the_ids_of_a_decode_step_wait_for_nothing(memory: StateMemory, held: in
     assert [tensor.device for tensor in written] == [CUDA]
 
 
-def test_the_head_of_a_graph_and_an_eager_plan_wait_for_nothing(memory: StateMemory) -> None:
-    backend = object.__new__(BoundaryMamba2Backend)
-    states, pool = states_of(memory), memory.pool
-    backend.memory, backend.layout, backend.audit, backend.source = memory, memory.layout, None, states.source
+def backend_of(memory: StateMemory) -> BoundaryMamba2Backend:
+    """The backend without SGLang's part."""
+    backend, states = object.__new__(BoundaryMamba2Backend), states_of(memory)
+    backend.memory, backend.layout, backend.audit = memory, memory.layout, None
+    backend.states, backend.source, backend.captures = states, states.source, {}
+    pool = memory.pool
     backend.static_rows = StaticRows(4, pool.tables.shape[1], memory.layout.member_pages, pool.device)
+    return backend
+
+
+def test_the_head_of_a_graph_and_an_eager_plan_wait_for_nothing(memory: StateMemory) -> None:
+    backend = backend_of(memory)
     slots = torch.zeros(4, dtype=torch.int32, device=CUDA)
     mask = torch.zeros(4, dtype=torch.bool, device=CUDA)
     backend.forward_metadata = SimpleNamespace(mamba_cache_indices=slots, mamba_track_indices=slots.long())
@@ -97,3 +104,26 @@ def test_the_head_of_a_graph_and_an_eager_plan_wait_for_nothing(memory: StateMem
     plan = backend._plan_decode(SimpleNamespace(mamba_track_mask=mask), 3)
     assert plan.read.members.device == CUDA
     assert plan.write.lines.dtype == torch.int32
+
+
+def test_the_plan_of_a_prefill_waits_for_nothing(memory: StateMemory) -> None:
+    """Three requests: a fresh one that keeps two boundaries, one that continues and keeps one, one that keeps none."""
+    backend, grid = backend_of(memory), memory.layout.checkpoint_interval
+    backend.captures["first"] = [(grid, 4)]
+    backend.forward_metadata = SimpleNamespace(
+        mamba_cache_indices=torch.ones(3, dtype=torch.int32, device=CUDA), has_mamba_track_mask=True
+    )
+    batch = SimpleNamespace(
+        rids=["first", "second", "third"],
+        extend_prefix_lens_cpu=[0, grid, 0],
+        extend_seq_lens_cpu=[2 * grid, grid + 1, 3],
+        mamba_prefill_track_mask_cpu=[True, True, False],
+        mamba_track_seqlens_cpu=[2 * grid, 2 * grid + 1, -1],
+        mamba_track_indices=torch.ones(3, dtype=torch.int64, device=CUDA),
+    )
+    plan = backend._plan_prefill(batch, 3)
+    assert plan.captures == [(0, 2 * grid), (1, 2 * grid), (0, grid)]
+    assert plan.row_ends == [0, 2 * grid, 3 * grid + 1, 3 * grid + 4]
+    assert {rows.members.device for rows in (plan.read, plan.write, plan.kept)} == {plan.fresh.device} == {CUDA}
+    assert plan.kept.members.shape[0] == 3
+    assert not backend.captures
