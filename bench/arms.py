@@ -84,8 +84,14 @@ _ALL = (
         "transient",
     ),
     _ours("s2-value", "S2 that evicts what is cheapest to compute again", "s2", "--checkpoint-eviction", "value"),
-    _ours(
-        "s2-auto", "S2 with the automatic admission headroom, as a user gets it", "s2", "--admission-headroom", "auto"
+    *(
+        _ours(
+            f"{organization}-auto",
+            f"{organization.upper()} with the automatic admission headroom, as a user gets it",
+            organization,
+            *("--admission-headroom", "auto"),
+        )
+        for organization in ("s0", "s1", "s2", "d0")
     ),
     _ours("s2-inexact", "S2 whose cached prefixes may differ in the last bits", "s2", "--no-exact-continuation"),
     _stock("stock", "SGLang as it comes: `auto` resolves to extra_buffer while the overlap schedule is on", None, 5),
