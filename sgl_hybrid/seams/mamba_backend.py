@@ -1,9 +1,9 @@
 """The Mamba2 backend of the memory organizations: SGLang's projections and norms around the operators of `triton_ops`.
 
-Prefill gathers the states it continues from once, scans from the request's absolute position, and scatters the final
-states and those at tracked boundaries. Decode reads a state through the table row of the slot that holds it and writes
-through the row of the slot that is to hold it: its own, or at a boundary the tracking slot, from where the next step
-goes on. Nothing else copies a state.
+Prefill gathers the states it continues from once, scans from the request's absolute position by the operators that
+`choose_scans` names, and scatters the final states and those at tracked boundaries. Decode reads a state through the
+table row of the slot that holds it and writes through the row of the slot that is to hold it: its own, or at a boundary
+the tracking slot, from where the next step goes on. Nothing else copies a state.
 
 In a CUDA graph the rows of a step are found by the graph itself, from what the batch's buffers, the source table and
 the tables say when it runs (`decode_tables`); before it runs the host uploads what has changed in the tables. Only
@@ -14,17 +14,21 @@ Source: SGLang 0.5.23, `sglang/srt/layers/attention/hybrid_linear_attn_backend.p
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 
+from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.memory.transfer import upload
 from sgl_hybrid.seams import exact, process
 from sgl_hybrid.seams.decode_tables import DecodePlan, Rows, StaticRows, find_rows, split_plan, split_rows
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.mamba_layer import Layer, PrefillPlan
+from sgl_hybrid.seams.prefill_scans import Batch, MakeScans, TorchScans
+from sgl_hybrid.seams.stock_scans import StockScans, stock_operators
 
 
 class SteadyDecode(NamedTuple):
@@ -34,6 +38,18 @@ class SteadyDecode(NamedTuple):
     indices: torch.Tensor
     writes: tuple[int, int]
     plan: DecodePlan
+
+
+def choose_scans(memory: StateMemory, *, exact: bool, chunk_tokens: int) -> MakeScans:
+    """Return how a server makes the operators of a prefill: SGLang's kernels on a GPU, unless continuation is exact.
+
+    chunk_tokens: chunk of the model's scan.
+    """
+    layout, device = memory.layout, memory.pool.device
+    if device.type != "cuda" or exact:
+        return partial(TorchScans, grid_tokens=layout.checkpoint_interval)
+    taps = layout.geometry.d_conv
+    return partial(StockScans, operators=stock_operators(), chunk_tokens=chunk_tokens, taps=taps, device=device)
 
 
 class BoundaryMamba2Backend(Mamba2AttnBackend):
@@ -47,6 +63,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         self.states = self.req_to_token_pool.mamba_pool
         self.source = self.states.source
         self.captures = self.states.captures
+        self.make_scans = choose_scans(self.memory, exact=exact.is_exact(), chunk_tokens=self.mamba_chunk_size)
         self.prefill_plan: PrefillPlan | None = None
         self.decode_plan: DecodePlan | None = None
         self.steady: SteadyDecode | None = None
@@ -86,7 +103,7 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         return find_rows(self.memory.pool.tables, self.source, slots, kept, crossing)
 
     def _init_track_conv_indices(self, *args: Any) -> None:
-        """Boundaries are tracked by `PrefillPlan.captures`."""
+        """Boundaries are tracked by `Batch.captures`."""
 
     def _init_track_ssm_indices(self, *args: Any) -> tuple[None, ...]:
         return (None,) * 9
@@ -126,7 +143,8 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
             self._check_states(self.source[slots], torch.cat((slots, kept)), [*ends, *kept_at])
         written = torch.cat((slots, kept))
         self.states.set_source(written, written)
-        return PrefillPlan(starts, row_ends, read, fresh, self._rows(slots), captures, self._rows(kept))
+        scans = self.make_scans(Batch(starts, row_ends, captures))
+        return PrefillPlan(scans, read, fresh, self._rows(slots), self._rows(kept))
 
     def _plan_decode(self, forward_batch: Any, num_decodes: int) -> DecodePlan:
         indices = self.forward_metadata.mamba_cache_indices[-num_decodes:]

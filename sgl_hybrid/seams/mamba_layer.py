@@ -1,4 +1,5 @@
-"""One Mamba2 layer's operators on one layer's states, in torch on a CPU and in Triton where there is a GPU.
+"""One Mamba2 layer's operators on one layer's states: decode in torch on a CPU and in Triton where there is a GPU,
+prefill by the operators that the server has chosen (`prefill_scans`).
 
 Imports no SGLang: the mixer comes in as an object with its parameters.
 """
@@ -11,11 +12,10 @@ import torch
 
 from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams.decode_tables import DecodePlan, Rows
+from sgl_hybrid.seams.prefill_scans import Scans
 from triton_ops.contract import runs_triton
-from triton_ops.conv_scan.api import conv_scan
 from triton_ops.conv_update import torch_path as conv_path
 from triton_ops.conv_update.api import conv_update
-from triton_ops.ssm_scan.api import ssm_scan
 from triton_ops.ssm_update import torch_path as ssm_path
 from triton_ops.ssm_update.api import ssm_update
 
@@ -23,18 +23,15 @@ from triton_ops.ssm_update.api import ssm_update
 class PrefillPlan(NamedTuple):
     """What the prefill rows of a batch do with states, the same for every layer.
 
-    starts: tokens each sequence has consumed. row_ends: packed rows, num_seqs + 1. read: rows of the slots to continue
-    from; fresh: [num_seqs] bool, sequences without a state (None if there is none). write: rows of the sequences' own
-    slots. captures: (sequence, absolute boundary) whose state goes to the slot of the same position in `kept`. All rows
-    are int64.
+    scans: the operators on the batch. read: rows of the slots to continue from; fresh: [num_seqs] bool, sequences
+    without a state (None if there is none). write: rows of the sequences' own slots. kept: rows of the slots that the
+    batch's captures go to, in their order. All rows are int64.
     """
 
-    starts: list[int]
-    row_ends: list[int]
+    scans: Scans
     read: Rows | None
     fresh: torch.Tensor | None
     write: Rows
-    captures: list[tuple[int, int]]
     kept: Rows
 
 
@@ -49,42 +46,26 @@ class Layer:
         self.lines: torch.Tensor = memory.pool.conv_lines(layer_id)
         self.columns = slice(address.first_member, address.first_member + memory.layout.members)
         self.line_column = address.conv_column
-        self.grid_tokens = memory.layout.checkpoint_interval
         self.weight = mixer.conv1d.weight.squeeze(1)
         self.silu = mixer.activation == "silu"
         self._step = self._decode_kernels if runs_triton(self.members) else self._decode_torch
 
     def prefill(self, plan: PrefillPlan, mixed: torch.Tensor, dt: torch.Tensor, out: torch.Tensor) -> None:
         """mixed: [T, channels] before the convolution; dt: [T, H]; out: [T, H * P], written."""
-        position = {
-            "query_start_loc": plan.row_ends,
-            "start_positions": plan.starts,
-            "grid_tokens": self.grid_tokens,
-            "captures": plan.captures,
-        }
-        initial_windows, initial_states = self._gather(plan)
-        convolved = conv_scan(
-            mixed,
-            self.weight,
-            self.mixer.conv1d.bias,
-            window_dtype=self.lines.dtype,
-            silu=self.silu,
-            initial_windows=initial_windows,
-            **position,
+        windows, states = self._gather(plan)
+        convolved = plan.scans.convolve(
+            mixed, self.weight, self.mixer.conv1d.bias, silu=self.silu, windows=windows, dtype=self.lines.dtype
         )
         x, B, C = _split(self.mixer, convolved.out)
-        scanned = ssm_scan(
+        scanned = plan.scans.scan(
             x,
             dt,
-            self.mixer.A,
             B,
             C,
-            state_dtype=self.members.dtype,
-            D=self.mixer.D,
-            dt_bias=self.mixer.dt_bias,
-            initial_states=initial_states,
+            self.mixer,
+            states=states,
+            dtype=self.members.dtype,
             out=out.view(out.shape[0], -1, self.mixer.head_dim),
-            **position,
         )
         for rows, windows, states in (
             (plan.write, convolved.final_windows, scanned.final_states),

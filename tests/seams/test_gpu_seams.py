@@ -15,8 +15,10 @@ from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.state_memory import StateMemory
 from sgl_hybrid.seams.allocators import BlockAllocator, CheckpointSlots, allocate_decode
 from sgl_hybrid.seams.decode_tables import StaticRows
-from sgl_hybrid.seams.mamba_backend import BoundaryMamba2Backend
+from sgl_hybrid.seams.mamba_backend import BoundaryMamba2Backend, choose_scans
+from sgl_hybrid.seams.prefill_scans import TorchScans
 from sgl_hybrid.seams.state_pool import TableStatePool
+from sgl_hybrid.seams.stock_scans import StockScans
 from tests.seams.tree_fixture import tiny_plan
 
 CUDA = torch.device("cuda", 0)
@@ -106,9 +108,13 @@ def test_the_head_of_a_graph_and_an_eager_plan_wait_for_nothing(memory: StateMem
     assert plan.write.lines.dtype == torch.int32
 
 
-def test_the_plan_of_a_prefill_waits_for_nothing(memory: StateMemory) -> None:
+@pytest.mark.parametrize(("exact", "operators"), [(False, StockScans), (True, TorchScans)])
+def test_the_plan_of_a_prefill_waits_for_nothing(memory: StateMemory, exact: bool, operators: type) -> None:
     """Three requests: a fresh one that keeps two boundaries, one that continues and keeps one, one that keeps none."""
     backend, grid = backend_of(memory), memory.layout.checkpoint_interval
+    batches = []
+    make_scans = choose_scans(memory, exact=exact, chunk_tokens=64)
+    backend.make_scans = lambda batch: batches.append(batch) or make_scans(batch)
     backend.captures["first"] = [(grid, 4)]
     backend.forward_metadata = SimpleNamespace(
         mamba_cache_indices=torch.ones(3, dtype=torch.int32, device=CUDA), has_mamba_track_mask=True
@@ -122,8 +128,10 @@ def test_the_plan_of_a_prefill_waits_for_nothing(memory: StateMemory) -> None:
         mamba_track_indices=torch.ones(3, dtype=torch.int64, device=CUDA),
     )
     plan = backend._plan_prefill(batch, 3)
-    assert plan.captures == [(0, 2 * grid), (1, 2 * grid), (0, grid)]
-    assert plan.row_ends == [0, 2 * grid, 3 * grid + 1, 3 * grid + 4]
+    assert isinstance(plan.scans, operators)
+    (asked,) = batches
+    assert asked.captures == [(0, 2 * grid), (1, 2 * grid), (0, grid)]
+    assert asked.row_ends == [0, 2 * grid, 3 * grid + 1, 3 * grid + 4]
     assert {rows.members.device for rows in (plan.read, plan.write, plan.kept)} == {plan.fresh.device} == {CUDA}
     assert plan.kept.members.shape[0] == 3
     assert not backend.captures

@@ -19,7 +19,9 @@ from sgl_hybrid.platforms import NO_GPU_RUN, Platform, start_line
 from sgl_hybrid.seams import process
 from sgl_hybrid.seams.decode_tables import Rows, StaticRows, find_rows, split_rows
 from sgl_hybrid.seams.mamba_layer import Layer, PrefillPlan
+from sgl_hybrid.seams.prefill_scans import Batch, TorchScans
 from sgl_hybrid.seams.sizing import MemoryPlan
+from sgl_hybrid.seams.stock_scans import StockOperators, StockScans
 from tests.tiny_layouts import tiny_layout
 from tests.tiny_mixer import mixer_of
 from triton_ops.launch import Launch
@@ -93,19 +95,51 @@ def test_a_decode_step_waits_for_nothing(memory: StateMemory, monkeypatch: pytes
     assert {argument.device for launch in launches for argument in launch.args if argument is not None} == {CUDA}
 
 
-def test_a_prefill_mixes_no_devices(memory: StateMemory) -> None:
+def stock_operators_on_fakes(seen: list[torch.Tensor]) -> StockOperators:
+    """What SGLang's functions return, and the tensors that they are given."""
+
+    def note(*arguments: object) -> None:
+        seen.extend(argument for argument in arguments if isinstance(argument, torch.Tensor))
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, **options: object) -> torch.Tensor:
+        note(x, weight, bias, *options.values())
+        return torch.empty_like(x)
+
+    def scan(*arguments: torch.Tensor, **options: object) -> tuple[torch.Tensor, ...]:
+        note(*arguments, *options.values())
+        (_, _, heads, head_dim), sequences = arguments[0].shape, options["cu_seqlens"].shape[0] - 1
+        final = arguments[0].new_empty(sequences, heads, head_dim, arguments[3].shape[-1])
+        return (*arguments[:4], final, final, None)
+
+    def states_at(*arguments: torch.Tensor) -> torch.Tensor:
+        note(*arguments)
+        x, B, sequences = arguments[1], arguments[0], arguments[7]
+        return x.new_empty(1, sequences.shape[0], *x.shape[2:], B.shape[-1])
+
+    return StockOperators(convolve, scan, states_at)
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["torch", "stock"])
+def test_a_prefill_mixes_no_devices(memory: StateMemory, stock: bool) -> None:
     """Two sequences, one that continues from a state, cut by a boundary that is kept; only its plan is the host's."""
     layer, grid = layer_of(memory), memory.layout.checkpoint_interval
-    slots, kept = upload([1, 2], torch.int64, CUDA), upload([3], torch.int64, CUDA)
+    slots, kept = upload([1, 2], torch.int64, CUDA), upload([3, 4], torch.int64, CUDA)
 
     def rows(of: torch.Tensor) -> Rows:
         return split_rows(memory.pool.table_rows(of), memory.layout.member_pages)
 
     fresh = upload([False, True], torch.bool, CUDA)
     tokens = grid + 5
-    plan = PrefillPlan([grid, 0], [0, 3, 3 + tokens], rows(slots), fresh, rows(slots), [(1, grid)], rows(kept))
-    layer.prefill(plan, *projected(layer, 3 + tokens))
+    batch, seen = Batch([grid - 1, 0], [0, 3, 3 + tokens], [(1, grid), (0, grid)]), []
+    if stock:
+        operators = stock_operators_on_fakes(seen)
+        scans = StockScans(batch, operators, chunk_tokens=16, taps=memory.layout.geometry.d_conv, device=CUDA)
+        assert scans.brought is not None, "the window at a boundary behind the first token is partly the state's"
+    else:
+        scans = TorchScans(batch, grid_tokens=grid)
+    layer.prefill(PrefillPlan(scans, rows(slots), fresh, rows(slots), rows(kept)), *projected(layer, 3 + tokens))
     assert memory.copied.prefill_scatter > 0
+    assert {tensor.device for tensor in seen} == ({CUDA} if stock else set())
 
 
 def test_migration_waits_for_the_device_and_mixes_none(memory: StateMemory, monkeypatch: pytest.MonkeyPatch) -> None:
