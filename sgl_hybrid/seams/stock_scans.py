@@ -121,10 +121,9 @@ class StockScans:
         self.lengths = [end - first for first, end in pairwise(row_ends)]
         self.row_ends = upload(row_ends, torch.int32, device)
         self.has_state = upload([start > 0 for start in batch.starts], torch.bool, device)
+        self.sequences = torch.arange(len(self.lengths), dtype=torch.int32, device=device)
         self.sequence_of_row = torch.repeat_interleave(
-            torch.arange(len(self.lengths), dtype=torch.int32, device=device),
-            upload(self.lengths, torch.int64, device),
-            output_size=row_ends[-1],
+            self.sequences, upload(self.lengths, torch.int64, device), output_size=row_ends[-1]
         ).unsqueeze(0)
         pieces = pieces_of(row_ends, chunk_tokens)
         self.piece_chunks = upload([row // chunk_tokens for row in pieces], torch.int32, device)
@@ -149,7 +148,6 @@ class StockScans:
         windows: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> ConvScanResult:
-        continues = windows is not None
         if windows is None:
             windows = x.new_zeros(len(self.lengths), x.shape[1], weight.shape[1] - 1, dtype=dtype)
         captured = self._captured_windows(x, windows)
@@ -160,7 +158,8 @@ class StockScans:
             conv_states=windows,
             query_start_loc=self.row_ends,
             seq_lens_cpu=self.lengths,
-            has_initial_state=self.has_state if continues else None,
+            cache_indices=self.sequences,
+            has_initial_state=self.has_state,
             activation="silu" if silu else None,
         )
         return ConvScanResult(out.t(), windows, captured)
