@@ -5,6 +5,7 @@ Source: SGLang 0.5.23, `sglang/srt/mem_cache/kv_cache_configurator.py`, `memory_
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,24 @@ from sgl_hybrid.seams.sizing import STATE_SLOTS_PER_REQUEST, plan_from_model
 def resolve_pool_config(original: Callable[..., Any], self: Any, pre_model_load_memory: float) -> Any:
     """Around `KVCacheConfigurator._resolve_memory_pool_config`: sizes from the plan.
 
-    With a budget, SGLang's memory profile is not asked; without one, the free memory that it would split is the budget.
+    With a budget, SGLang's memory profile is not asked; without one, the free memory that it would split is the budget:
+    that of the rank with least, since all ranks must plan the same pages.
     """
     from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
-    from sglang.srt.runtime_context import get_context, get_schedule
+    from sglang.srt.runtime_context import get_context, get_parallel, get_schedule
     from sglang.srt.utils.common import get_available_gpu_memory
 
     settings = install.settings()
     available = None
     if settings.memory_budget is None:
-        free_gib = get_available_gpu_memory(self.device, self.gpu_id)
+        gc.collect()  # what loading left behind, as SGLang does before it measures
+        ranks = get_parallel()
+        free_gib = get_available_gpu_memory(
+            self.device,
+            self.gpu_id,
+            distributed=ranks.launch_world_size > 1,
+            cpu_group=ranks.world_group.cpu_group,
+        )
         slack_gib = pre_model_load_memory * (1 - get_schedule().mem_fraction_static)
         available = max(0, int((free_gib - slack_gib) * (1 << 30)))
     try:
