@@ -60,7 +60,7 @@ def verify(
     ] = None,
     stock: Annotated[bool, typer.Option(help="report stock SGLang beside what --serve names", **SERVER)] = False,
     model: Annotated[str, typer.Option(help="--serve: falcon-h1-nano or granite-h-nano", **SERVER)] = "falcon-h1-nano",
-    dtype: Annotated[str, typer.Option(help="--serve: float32 or bfloat16", **SERVER)] = "float32",
+    dtype: Annotated[str, typer.Option(help="--serve: float32, or bfloat16, which cuda needs", **SERVER)] = "float32",
     device: Annotated[str, typer.Option(help="--serve: cpu (reference platform) or cuda", **SERVER)] = "cpu",
     models: Annotated[Path, typer.Option(help="--serve: folder for the nano models", **SERVER)] = Path("models"),
     grid: Annotated[

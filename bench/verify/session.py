@@ -68,6 +68,9 @@ class VerifySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError("expected --stock with --serve, got it with --url: a second server must be started")
         if self.device not in DEVICES:
             raise SettingError(f"expected --device {' or '.join(DEVICES)}, got {self.device}")
+        if self.device == "cuda" and self.dtype == "float32":
+            # The kernel of its norms, `sgl_kernel.rmsnorm`, is compiled for half precision only.
+            raise SettingError("expected --dtype bfloat16 with --device cuda (SGLang's norms there), got float32")
         unknown = sorted(set(self.only) - set(PATHS))
         if unknown:
             raise SettingError(f"expected paths out of {', '.join(PATHS)}, got {', '.join(unknown)}")

@@ -233,3 +233,9 @@ def test_an_arm_is_started_on_the_device(
 def test_another_device_is_refused() -> None:
     with pytest.raises(SettingError, match="expected --device cpu or cuda, got tpu"):
         VerifySettings(serve=["stock"], device="tpu")
+
+
+def test_a_model_that_sglangs_norms_do_not_take_on_a_gpu_is_refused() -> None:
+    with pytest.raises(SettingError, match="expected --dtype bfloat16 with --device cuda"):
+        VerifySettings(serve=["stock"], device="cuda")
+    assert VerifySettings(serve=["stock"], device="cuda", dtype="bfloat16").device == "cuda"
