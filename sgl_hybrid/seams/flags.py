@@ -165,6 +165,9 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
         "enable_unified_memory",
         "enable_hierarchical_cache",
         "enable_int8_mamba_checkpoint",
+        "enable_lmcache",
+        "enable_flexkv",
+        "enable_unified_cache_external_linker",
         "enable_streaming_session",
     ):
         _require(values, name, False, "--memory-org")

@@ -105,6 +105,12 @@ def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatc
             id="b54-no-second-tier-that-could-miss-the-salt",
         ),
         (["--memory-org", "s2", "--enable-streaming-session"], ["--enable-streaming-session", "left out"]),
+        (["--memory-org", "s2", "--enable-lmcache"], ["--enable-lmcache", "left out"]),
+        (["--memory-org", "s2", "--enable-flexkv"], ["--enable-flexkv", "left out"]),
+        (
+            ["--memory-org", "s2", "--enable-unified-cache-external-linker"],
+            ["--enable-unified-cache-external-linker", "left out"],
+        ),
         (["--memory-org", "s2", "--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype", "fp8_e4m3", "nearest: auto"]),
         (["--memory-org", "d0", "--mamba-radix-cache-strategy", "no_buffer"], ["--mamba-radix-cache-strategy"]),
     ],
