@@ -1,11 +1,11 @@
 """Exact continuation: what else must not depend on how a prompt was cut, beside the scans of `triton_ops`.
 
 A request that continues from a cached checkpoint computes fewer tokens at once than one that computes the prefix
-itself, and so do the chunks of a long prompt. This platform's attention does not depend on that (`attention_cpu`).
-Three other things do, with SGLang's operators:
+itself, and so do the chunks of a long prompt; a request that decodes has now more, now less company. This platform's
+attention does not depend on that (`attention_cpu`). Three other things do, with SGLang's operators:
 
-- Matrix products of few rows: torch has other kernels for them. Here a prefill of few tokens is padded with zero rows;
-  from `MIN_ROWS` on a row's result does not depend on the others (`tests/unit/test_matrix_rows.py`).
+- Matrix products of few rows: torch has other kernels for them. Here they are padded with zero rows; from `rows_enough`
+  on a row's result does not depend on the others (`tests/unit/test_matrix_rows.py`).
 - The scans: a pass that ends inside a chunk of theirs, or between two boundaries with a state that is stored in fewer
   bits than it is computed in, hands on another state. Here prompts are cut where it does not (`cut_alignment`).
 - States that decode steps wrote: one token at a time is another order of sums than a chunk. Here decoding reaches no
@@ -31,17 +31,12 @@ from sgl_hybrid.seams.hooks import Seam
 from triton_ops.chunk_grid import cut_tokens
 from triton_ops.ssm_scan.api import CHUNK_TOKENS
 
-MIN_ROWS = 32
-"""Rows of the smallest matrix product of a prefill. With one thread 4 suffice, with two 10; 32 is safe for seven."""
+MIN_ROWS, MIN_ROWS_OF_ONE_THREAD = 32, 8
+"""Rows of the smallest matrix product, with several threads and with one. Measured: with one thread 4 suffice, with two
+10; 32 is safe for seven."""
 
 NO_BOUNDARY = 1 << 40
 """Tokens between two boundaries of decoding under exact continuation: more than any sequence has."""
-
-
-class Forward:
-    """What the forward pass that runs now computes."""
-
-    is_prefill: bool = False
 
 
 def is_exact() -> bool:
@@ -72,24 +67,25 @@ def check_chunked_prefill_size(num_tokens: int | None) -> None:
         )
 
 
-def begin_forward(*, num_prefills: int) -> None:
-    """Say what the forward pass that begins now computes; called before its first layer."""
-    Forward.is_prefill = num_prefills > 0 and is_exact()
+def rows_enough() -> int:
+    """Rows from which on the rows of a product do not depend on each other, with the threads that compute now."""
+    return MIN_ROWS if torch.get_num_threads() > 1 else MIN_ROWS_OF_ONE_THREAD
 
 
 def with_rows_enough(x: torch.Tensor) -> torch.Tensor:
-    """x [rows, inputs] with zero rows behind it up to `MIN_ROWS`, in a prefill; otherwise x."""
+    """x [rows, inputs] with zero rows behind it up to `rows_enough`, under exact continuation on a CPU."""
     rows = x.shape[0]
-    if not Forward.is_prefill or x.dim() != 2 or not 0 < rows < MIN_ROWS:
+    if x.dim() != 2 or not 0 < rows < MIN_ROWS or not x.is_cpu or not is_exact():
         return x
-    return torch.cat((x, x.new_zeros(MIN_ROWS - rows, x.shape[1])))
+    missing = rows_enough() - rows
+    return x if missing <= 0 else torch.cat((x, x.new_zeros(missing, x.shape[1])))
 
 
 def pad_rows(original: Callable[..., torch.Tensor], self: Any, layer: Any, x: torch.Tensor, bias: Any = None) -> Any:
-    """Around `UnquantizedLinearMethod.apply`: at least `MIN_ROWS` rows in a prefill. x: [rows, inputs]."""
-    if not Forward.is_prefill:
-        return original(self, layer, x, bias)
-    return original(self, layer, with_rows_enough(x), bias)[: x.shape[0]]
+    """Around `UnquantizedLinearMethod.apply`: rows enough. x: [rows, inputs]."""
+    padded = with_rows_enough(x)
+    found = original(self, layer, padded, bias)
+    return found if padded is x else found[: x.shape[0]]
 
 
 def pad_logits(
@@ -101,12 +97,15 @@ def pad_logits(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Around `LogitsProcessor._compute_lm_head`: as many rows for the last tokens of a prefill's prompts.
+    """Around `LogitsProcessor._compute_lm_head`: rows enough for the last tokens of the requests.
 
-    hidden_states: [prompts, hidden_size]. Returns [prompts, vocabulary].
+    hidden_states: [requests, hidden_size]. Returns [requests, vocabulary].
     """
     padded = with_rows_enough(hidden_states)
-    return original(self, padded, lm_head, embedding_bias, out=out)[: hidden_states.shape[0]]
+    if padded is hidden_states:
+        return original(self, hidden_states, lm_head, embedding_bias, out=out)
+    found = original(self, padded, lm_head, embedding_bias)[: hidden_states.shape[0]]
+    return found if out is None else out.copy_(found)
 
 
 def decode_grid(original: Callable[[int], int], tree_page: int) -> int:
@@ -120,14 +119,14 @@ SEAMS: tuple[Seam, ...] = (
         "around",
         pad_rows,
         ("layer", "x", "bias"),
-        "matrix products of a prefill have rows enough",
+        "matrix products have rows enough",
     ),
     Seam(
         "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
         "around",
         pad_logits,
         ("hidden_states", "lm_head", "embedding_bias", "out"),
-        "logits of a prefill's prompts do not depend on how many there are",
+        "logits of requests do not depend on how many there are",
     ),
     Seam(
         "sglang.srt.runtime_context.mamba_track_grid",

@@ -74,7 +74,6 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
         super().init_forward_metadata(forward_batch)
         self.memory.pool.update_tables(self.memory.store)
         metadata = self.forward_metadata
-        exact.begin_forward(num_prefills=metadata.num_prefills)
         self.prefill_plan = self._plan_prefill(forward_batch, metadata.num_prefills) if metadata.num_prefills else None
         self.decode_plan = self._plan_decode(forward_batch, metadata.num_decodes) if metadata.num_decodes else None
 
@@ -86,7 +85,6 @@ class BoundaryMamba2Backend(Mamba2AttnBackend):
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Before a graph is captured or runs: SGLang fills its static slots, and the tables are brought up to date."""
         super().init_forward_metadata_out_graph(forward_batch, in_capture=in_capture)
-        exact.begin_forward(num_prefills=0)
         self.prefill_plan = self.steady = None
         self.decode_plan = self.static_rows.plan(forward_batch.batch_size)
         if not in_capture:

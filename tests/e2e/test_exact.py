@@ -62,17 +62,17 @@ def test_a_chunk_that_ends_anywhere_changes_no_bit(servers, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["d0", "s2"])
-def test_prompts_that_share_a_pass_have_the_bits_of_lone_ones(servers, name: str) -> None:
-    """The passes of 1,024 tokens cut each prompt elsewhere than when it comes alone. Only what a prefill computes is
-    compared: decoding in a batch has other bits."""
+def test_requests_in_company_have_the_bits_of_lone_ones(servers, name: str) -> None:
+    """The passes of 1,024 tokens cut each prompt elsewhere than when it comes alone. Decode steps have from one request
+    to all of them: the last to be let in ends last."""
     url = servers(name).url
-    prompts = [client.random_prompt(717 + 53 * number, seed=80 + number) for number in range(6)]
+    prompts = [client.random_prompt(717 + 53 * number, seed=80 + number) for number in range(10)]
+    lengths = [{"max_new_tokens": 8 + 3 * number, "temperature": 0, "ignore_eos": True} for number in range(10)]
     client.flush(url)
-    together = client.generate(url, prompts, max_new_tokens=1)
+    together = client.generate(url, prompts, sampling=lengths)
     client.flush(url)
-    assert [bits(answer) for answer in together] == [
-        bits(client.generate(url, prompt, max_new_tokens=1)) for prompt in prompts
-    ]
+    alone = [client.generate(url, prompt, sampling=length) for prompt, length in zip(prompts, lengths, strict=True)]
+    assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
 
 
 @pytest.mark.slow

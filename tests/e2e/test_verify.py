@@ -40,17 +40,12 @@ def test_what_is_found_equals_what_is_computed(servers, tmp_path: Path, name: st
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["d0", "s2"])
-def test_500_prompts_in_batches_equal_token_for_token(servers, tmp_path: Path, name: str) -> None:
-    """Log-probabilities may differ by rounding: decoding multiplies by as many rows as there are requests. A prefill
-    does not, so what it computes, up to the first token of the answer, has the bits of a lone run."""
+def test_500_prompts_in_batches_have_the_bits_of_lone_ones(servers, tmp_path: Path, name: str) -> None:
     file = tmp_path / "result.json"
     options = ["--quick", "--concurrent", "500", "--only", "concurrent", "--out", str(file)]
     assert main(["verify", "--url", servers(name).url, *options]) == 0
     [arm] = msgspec.json.decode(file.read_bytes(), type=VerifyResult).arms
     compared = [finding for finding in arm.findings if finding.path == "concurrent"]
     assert len(compared) == 2 * 500
-    assert [finding for finding in compared if finding.kind == "token"] == []
     assert sum(bool(finding.cached_tokens) for finding in compared) > 500
-    assert max(finding.max_logprob_difference for finding in compared) <= arm.batch_bound
-    parted = [finding for finding in arm.findings if finding.position is not None]
-    assert [f for f in parted if f.position <= len(arm.requests[f.request].prompt_ids)] == []
+    assert {finding.verdict for finding in arm.findings} == {Verdict.EQUAL}

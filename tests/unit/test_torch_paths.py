@@ -186,3 +186,25 @@ def test_conv_slots_are_lines() -> None:
     conv_path.update_slots(first, x[:2], weight, None, None, silu=False, out=out[:2])
     torch.testing.assert_close(out[:2], (torch.cat((kept, x[:2, :, None]), 2) * weight).sum(2))
     assert torch.equal(first, torch.cat((kept[:, :, 1:], x[:2, :, None]), 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
+    """6 heads and 10 channels fill no vector, so torch's own softplus and silu would depend on the number of rows."""
+    random, rows = Random(1), 11
+    x, dt, A, B, C_, D, dt_bias = step_inputs(random, rows, dtype)
+    z, tokens, weight = random(rows, H, P, dtype=dtype), random(rows, C, dtype=dtype), random(C, 4)
+    state, windows, slots = random(rows, H, P, N), random(rows, C, 3), torch.arange(rows)
+
+    def step(which: slice) -> list[torch.Tensor]:
+        own, window = state.clone(), windows.clone()
+        out, convolved = torch.empty_like(x[which]), torch.empty_like(tokens[which])
+        inputs = ssm_path.StepInputs(x[which], dt[which], A, B[which], C_[which], D, z[which], dt_bias)
+        ssm_path.update_slots(own, inputs, slots[which], out=out)
+        conv_path.update_slots(window, tokens[which], weight, None, slots[which], silu=True, out=convolved)
+        return [out, convolved, own[which], window[which]]
+
+    together = step(slice(None))
+    for row in range(rows):
+        alone = step(slice(row, row + 1))
+        assert all(torch.equal(one, many[row : row + 1]) for one, many in zip(alone, together, strict=True)), row

@@ -1,4 +1,5 @@
-"""Depthwise causal convolution decode step in vectorized torch, on slots of a window tensor or on conv lines.
+"""Depthwise causal convolution decode step in vectorized torch, on slots of a window tensor or on conv lines. A row has
+the bits that it has alone.
 
 Letters: R rows, C channels, W taps. A window [C, W - 1] holds the inputs before the token, the oldest first.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from triton_ops.by_rows import by_rows
 
 PAD_SLOT = -1
 
@@ -63,7 +66,7 @@ def update_lines(
     total = torch.zeros_like(x, dtype=torch.float32) if bias is None else bias.float().expand(x.shape).clone()
     for tap in range(weight.shape[1]):
         total.add_(window[:, :, tap] * weight[:, tap].float())
-    out.copy_(functional.silu(total) if silu else total)
+    out.copy_(by_rows(functional.silu, total) if silu else total)
 
     shifted = window[:, :, 1:].to(lines.dtype)
     present = (destinations >= 0).nonzero()[:, 0]

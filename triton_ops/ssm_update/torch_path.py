@@ -1,7 +1,7 @@
 """Mamba2 decode step in vectorized torch, on pages named by tables or on slots of a state tensor.
 
 The batch is walked row by row and member by member, and a float32 state is advanced in its page: what one row needs
-stays in the cache, and nothing is copied.
+stays in the cache, and nothing is copied. A row has the bits that it has alone.
 
 Letters: R rows, H heads, P head dimension, N state dimension, G groups of B and C, M members of a checkpoint.
 """
@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from triton_ops.by_rows import by_rows
 
 PAD_SLOT = -1
 
@@ -80,7 +82,7 @@ def _step(
     x = inputs.x.float()
     dt = inputs.dt.float() if inputs.dt_bias is None else inputs.dt.float() + inputs.dt_bias.float()
     if inputs.dt_softplus:
-        dt = functional.softplus(dt)
+        dt = by_rows(functional.softplus, dt)
     decay = (dt * inputs.A.float()).exp().view(R, M, heads_per_member, 1, 1)
     dB = (inputs.B.float()[:, :, None] * dt.view(R, G, H // G, 1)).view(R, H, 1, N)
     C = inputs.C.float()[:, :, None].expand(R, G, H // G, N).reshape(R, M, heads_per_member, 1, N)
@@ -112,7 +114,7 @@ def _step(
         y.add_(x * (inputs.D if inputs.D.dim() == 2 else inputs.D[:, None]).float())
     out.copy_(y)
     if inputs.z is not None:
-        out.mul_(functional.silu(inputs.z.float()).to(out.dtype))
+        out.mul_(by_rows(functional.silu, inputs.z.float().flatten(1)).view(out.shape).to(out.dtype))
     padded = [row for row in range(R) if max(sources[row]) < 0 and max(destinations[row]) < 0]
     if padded:
         out[padded] = 0.0
