@@ -179,9 +179,30 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
     _require(values, "speculative_algorithm", None, "--memory-org")
     _require(values, "radix_eviction_policy", "lru", "--memory-org", unset=(None,))
     _require(values, "radix_cache_backend", RADIX_BACKEND, "--memory-org", unset=(None,))
+    _fit_prefill_chunks(values, layout.page_tokens)
     if plan.units is not None:
         values["max_total_tokens"] = plan.num_attention_tokens
         values["max_mamba_cache_size"] = plan.num_checkpoints
+
+
+SGLANG_CHUNKS = (2048, 8192)
+"""The least and the usual size of prefill chunks that SGLang chooses by itself, a power of two [tokens]."""
+
+
+def _fit_prefill_chunks(values: MutableMapping[str, Any], page_tokens: int) -> None:
+    """SGLang asserts that pages divide a chunk. Refuse a size that they do not; replace SGLang's choice where no power
+    of two would do."""
+    least, usual = SGLANG_CHUNKS
+    asked = values.get("chunked_prefill_size")
+    if asked is None:
+        if least % page_tokens:
+            values["chunked_prefill_size"] = max(1, usual // page_tokens) * page_tokens
+    elif asked > 0 and asked % page_tokens:
+        nearest = max(1, round(asked / page_tokens)) * page_tokens
+        raise SettingError(
+            f"--chunked-prefill-size: expected a multiple of {page_tokens} tokens (--page-tokens), got {asked}; "
+            f"nearest: {nearest}"
+        )
 
 
 def _require(values: MutableMapping[str, Any], name: str, wanted: Any, flag: str, unset: tuple[Any, ...] = ()) -> None:

@@ -109,7 +109,24 @@ def plan_from_arguments(settings: MemorySettings, values: Mapping[str, Any]) -> 
         tp_size=int(values.get("tp_size") or 1),
     )
     context_tokens = values.get("context_length") or text.get("max_position_embeddings")
-    return make_plan(settings, geometry, context_tokens=context_tokens)
+    plan = make_plan(settings, geometry, context_tokens=context_tokens)
+    if not values.get("disable_radix_cache"):
+        _check_interval(plan.layout, chunk_tokens=int(text.get("mamba_chunk_size") or 64))
+    return plan
+
+
+def _check_interval(layout: Layout, *, chunk_tokens: int) -> None:
+    """Refuse boundaries that are closer than SGLang keeps states: a chunk of the model's scan.
+
+    Raises:
+        SettingError: with the least interval.
+    """
+    if layout.checkpoint_interval < chunk_tokens:
+        nearest = -(-chunk_tokens // layout.page_tokens) * layout.page_tokens
+        raise SettingError(
+            f"--checkpoint-interval: expected at least {chunk_tokens} tokens, a chunk of this model's scan, got "
+            f"{layout.checkpoint_interval}; nearest: {nearest}"
+        )
 
 
 def plan_from_model(settings: MemorySettings, configurator: Any, *, available_bytes: int | None) -> MemoryPlan:

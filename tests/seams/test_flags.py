@@ -51,6 +51,33 @@ def parse(nano: Path, *options: str) -> dict[str, Any]:
     return flags.from_arguments(lambda cls, args: dict(vars(args)), ServerArgs, args)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--memory-org", "s2", "--chunked-prefill-size", "2000"),
+            "--chunked-prefill-size: expected a multiple of 512 tokens (--page-tokens), got 2000; nearest: 2048",
+        ),
+        (
+            ("--memory-org", "d0", "--checkpoint-interval", "64"),
+            "--checkpoint-interval: expected at least 128 tokens, a chunk of this model's scan, got 64; nearest: 128",
+        ),
+    ],
+)
+def test_what_sglang_would_assert_is_refused_in_one_line(
+    nano: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(nano, "--device", "cpu", "--memory-budget", "b63", *options)
+    assert capsys.readouterr().err.splitlines()[-1] == f"sgl_hybrid: {message}"
+
+
+@pytest.mark.parametrize(("page_tokens", "chunk"), [("512", None), ("384", 21 * 384), ("16384", 16384)])
+def test_prefill_chunks_are_whole_pages(nano: Path, page_tokens: str, chunk: int | None) -> None:
+    options = ("--device", "cpu", "--memory-org", "s2", "--memory-budget", "1GiB", "--page-tokens", page_tokens)
+    assert parse(nano, *options)["chunked_prefill_size"] == chunk
+
+
 def test_d0_sets_what_sglang_needs(nano: Path) -> None:
     values = parse(nano, "--device", "cpu", "--memory-org", "d0", "--memory-budget", "b63")
     assert values["page_size"] == 16
