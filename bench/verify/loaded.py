@@ -1,8 +1,8 @@
-"""The paths on which many requests run at once: batches differ from the reference's, so equal means equal tokens.
+"""The paths on which many requests run at once.
 
-A matrix product adds in another order for another number of rows. What that alone does to log-probabilities is measured
-first, on the same requests at the same concurrency with nothing reused; it belongs to the reference's own variation. A
-further difference is tolerated up to `Facts.batch_bound`, and reported.
+On most servers a matrix product adds in another order for another number of rows. What that alone does to
+log-probabilities is measured first, on the same requests at the same concurrency with nothing reused; it belongs to the
+reference's own variation. A further difference is tolerated up to `Facts.batch_bound`, and reported.
 """
 
 from __future__ import annotations
