@@ -63,6 +63,14 @@ def check_attention_backend(organization: str, platform: Platform, option: str, 
         )
 
 
+def check_attention_backends(organization: str, platform: Platform, values: Mapping[str, object]) -> None:
+    """`check_attention_backend` for each that is named in `values` (SGLang's argument names). Raises: SettingError."""
+    for argument in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        if values.get(argument) is not None:
+            option = "--" + argument.replace("_", "-")
+            check_attention_backend(organization, platform, option, str(values[argument]))
+
+
 def continuation_is_exact(platform: Platform, *, deterministic: bool, attention_backend: str) -> bool:
     """Whether found, resumed and recomputed prefixes can have equal bits on a platform.
 

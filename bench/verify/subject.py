@@ -25,7 +25,7 @@ that moved log-probabilities by up to 6e-6, in bfloat16 by up to 1.5e-2 (docs/ve
 STATE_BOUND = {"bfloat16": 0.03125}
 """The same by dtype of the states, beside a model of higher precision: a last digit decides now and then how a state is
 rounded after a decode step, and the states go on from there. Without any reuse that moved log-probabilities by up to
-4.2e-3 within 192 tokens, where states in float32 moved them by up to 8.5e-6 (docs/verify.md).
+4.2e-3 within 192 tokens, where states in float32 moved them by up to 8.5e-6 (s2, before it padded decode steps).
 """
 
 

@@ -19,7 +19,7 @@ import torch
 
 from sgl_hybrid.config import CPU_PLATFORM, FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.platforms import Platform, check_attention_backend
+from sgl_hybrid.platforms import Platform, check_attention_backends
 from sgl_hybrid.seams.gpu_arguments import set_gpu_arguments
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import MemoryPlan, plan_from_arguments
@@ -98,10 +98,7 @@ def configure(settings: MemorySettings | None, values: MutableMapping[str, Any])
     if serving_platform(values) is Platform.CUDA:
         settings = set_gpu_arguments(settings, values, os.environ)
     else:
-        for argument in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-            if values.get(argument) is not None:
-                option = "--" + argument.replace("_", "-")
-                check_attention_backend(settings.memory_org, Platform.CPU, option, str(values[argument]))
+        check_attention_backends(settings.memory_org, Platform.CPU, values)
     if not os.environ.get("SGLANG_MAMBA_CONV_DTYPE"):
         os.environ["SGLANG_MAMBA_CONV_DTYPE"] = _compute_dtype(values)
     plan = plan_from_arguments(settings, values)

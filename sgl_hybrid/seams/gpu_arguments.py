@@ -14,7 +14,7 @@ import msgspec
 
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.platforms import ATTENTION_BACKENDS, Platform, check_attention_backend, continuation_is_exact
+from sgl_hybrid.platforms import ATTENTION_BACKENDS, Platform, check_attention_backends, continuation_is_exact
 
 
 class Refused(NamedTuple):
@@ -70,9 +70,7 @@ def set_gpu_arguments(
             )
     if values.get("attention_backend") is None:
         values["attention_backend"] = ATTENTION_BACKENDS[organization][Platform.CUDA][0]
-    for argument in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-        if values.get(argument) is not None:
-            check_attention_backend(organization, Platform.CUDA, _option(argument), str(values[argument]))
+    check_attention_backends(organization, Platform.CUDA, values)
     _check_graphs(values, environment)
     values["disable_prefill_cuda_graph"] = True
     for argument in ("dtype", "mamba_ssm_dtype"):
