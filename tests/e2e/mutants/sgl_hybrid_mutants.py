@@ -25,15 +25,15 @@ def skip_rounding() -> None:
 
 def publish_wrong_depth() -> None:
     """The state of one token before a boundary is kept as that of the boundary."""
-    from sgl_hybrid.seams.mamba_backend import BoundaryMamba2Backend
+    from sgl_hybrid.seams.prefill_scans import TorchScans
 
-    plan_prefill = BoundaryMamba2Backend._plan_prefill
+    make = TorchScans.__init__
 
-    def one_token_short(self: Any, *args: Any) -> Any:
-        plan = plan_prefill(self, *args)
-        return plan._replace(captures=[(row, position - 1) for row, position in plan.captures])
+    def one_token_short(self: Any, batch: Any, **options: Any) -> None:
+        short = [(row, position - 1) for row, position in batch.captures]
+        make(self, batch._replace(captures=short), **options)
 
-    BoundaryMamba2Backend._plan_prefill = one_token_short
+    TorchScans.__init__ = one_token_short
 
 
 def reuse_early() -> None:
