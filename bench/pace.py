@@ -37,7 +37,8 @@ BATCH_OF_RATIO = 16
 """The paper's runs at points L and M have about this many running requests (section 5.2: 17.0 at b63)."""
 NUM_PROMPTS = 5
 STEPS = 64
-SATURATED_REQUESTS = 60
+SATURATED_REQUESTS = 300
+"""Enough that the batch is full most of the time: of as many as may run at once, most of the run is draining."""
 CAP = 63
 
 
