@@ -132,14 +132,19 @@ class ServerProcess:
         return info
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """End the server: SIGTERM to its leader, and after at most `grace_s` SIGKILL to whatever is left of it."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End the server: SIGTERM to its leader, and after at most `grace_s` SIGKILL to whatever is left of it.
+
+        A second Ctrl-C ends the wait, and nothing stays either.
+        """
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(grace_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _get(self, path: str, *, timeout_s: float) -> tuple[int, bytes]:
         """Return (status, content) of a GET; status 0 if nothing answers."""

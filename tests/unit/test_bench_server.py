@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def wait_for(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds, and fail if it does not within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_server_is_started_awaited_asked_and_stopped(tmp_path: Path) -> None:
     waits: list[float] = []
     with stand_in(tmp_path) as server:
@@ -50,10 +59,7 @@ def test_stopping_ends_the_whole_process_group(tmp_path: Path) -> None:
         server.wait_ready(30)
         pid = int(child.read_text())
         assert is_running(pid)
-    deadline = time.monotonic() + 5
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_running(pid)
+    wait_for(lambda: not is_running(pid))
 
 
 def test_a_server_that_ends_at_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
@@ -93,6 +99,33 @@ def test_an_error_inside_the_block_still_stops_the_server(tmp_path: Path) -> Non
     server = stand_in(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    assert not is_running(server._process.pid)
+
+
+def test_a_second_interrupt_ends_the_wait_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A leader that does not heed SIGTERM, and what it started."""
+    child = tmp_path / "child"
+    program = (
+        "import pathlib, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(child.pid))\n"
+        "while True: signal.pause()"
+    )
+    server = ServerProcess([sys.executable, "-c", program], port=free_port(), log=tmp_path / "log", environment={})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), server:
+            wait_for(lambda: child.exists() and child.read_text() != "")
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    pid = int(child.read_text())
+    wait_for(lambda: not is_running(pid))
     assert not is_running(server._process.pid)
 
 
