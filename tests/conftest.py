@@ -21,3 +21,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(getattr(request, "param", 1))
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def gpu_tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors have the name of a GPU that is not there, and no memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
+    with FakeTensorMode():
+        yield

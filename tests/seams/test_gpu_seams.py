@@ -3,13 +3,11 @@ tokens and slots go to the device without waiting, and slots of both sides meet 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sgl_hybrid.memory import ORGANIZATIONS
 from sgl_hybrid.memory.state_memory import StateMemory
@@ -21,15 +19,9 @@ from sgl_hybrid.seams.state_pool import TableStatePool
 from sgl_hybrid.seams.stock_scans import StockScans
 from tests.seams.tree_fixture import tiny_plan
 
+pytestmark = pytest.mark.usefixtures("gpu_tensors")
+
 CUDA = torch.device("cuda", 0)
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors of a GPU that is not there."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
-    with FakeTensorMode():
-        yield
 
 
 @pytest.fixture(params=sorted(ORGANIZATIONS))

@@ -3,11 +3,9 @@ decode step brings a number to the host (torch's fake tensors refuse both)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.memory import ORGANIZATIONS
@@ -26,15 +24,9 @@ from tests.tiny_layouts import tiny_layout
 from tests.tiny_mixer import mixer_of
 from triton_ops.launch import Launch
 
+pytestmark = pytest.mark.usefixtures("gpu_tensors")
+
 CUDA = torch.device("cuda", 0)
-
-
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors of a GPU that is not there."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
-    with FakeTensorMode():
-        yield
 
 
 @pytest.fixture(params=sorted(ORGANIZATIONS))

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     # SGLang and its dependencies warn about missing accelerators while they are imported.
     warnings.simplefilter("ignore")
     from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
-    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd, extend_attention_fwd_unified
 
 LENGTHS = [3, 21, 40]
 QUERY_HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 4
@@ -117,8 +117,37 @@ def test_a_prefill_reads_the_cached_rows_of_the_ids(requests: Requests) -> None:
         sm_scale=SCALE,
         page_size=PAGE_TOKENS,
     )
+    assert_prefills(requests, query, out, cached)
+
+
+def test_a_deterministic_prefill_reads_all_rows_by_their_ids(requests: Requests) -> None:
+    """What `--enable-deterministic-inference` takes: cached and new tokens in one pass over the pool."""
+    cached = [0, 16, 32]
+    new = [length - prefix for length, prefix in zip(LENGTHS, cached, strict=True)]
+    query, out = requests.query[: sum(new)], torch.empty(sum(new), QUERY_HEADS, HEAD_DIM, dtype=torch.float16)
+    extend_attention_fwd_unified(
+        query,
+        out,
+        requests.keys,
+        requests.values,
+        1.0,
+        1.0,
+        starts(new),
+        starts(LENGTHS),
+        torch.cat(requests.ids),
+        torch.tensor(cached, dtype=torch.int32),
+        max(new),
+        sm_scale=SCALE,
+        page_size=PAGE_TOKENS,
+    )
+    assert_prefills(requests, query, out, cached)
+
+
+def assert_prefills(requests: Requests, query: torch.Tensor, out: torch.Tensor, cached: list[int]) -> None:
+    """Compare what the packed queries behind each request's cached tokens got with what they attend to."""
     row = 0
-    for request, (prefix, count) in enumerate(zip(cached, new, strict=True)):
+    for request, (length, prefix) in enumerate(zip(LENGTHS, cached, strict=True)):
+        count = length - prefix
         expected = requests.attention(request, query[row : row + count], first=prefix)
         torch.testing.assert_close(out[row : row + count].float(), expected, rtol=4e-3, atol=4e-3)
         row += count
