@@ -13,6 +13,7 @@ class GaugeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     running, waiting: requests. input_tokens: prompt tokens computed since the server's start (cached ones are not);
     output_tokens: tokens generated since; steps: forward passes since; preemptions: requests taken back since.
+    host_ms: processor time of a fixed piece of work on this machine (`bench.campaign.host`).
     other: further gauges by their own name.
     """
 
@@ -23,4 +24,5 @@ class GaugeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     output_tokens: float | None = None
     steps: float | None = None
     preemptions: float | None = None
+    host_ms: float | None = None
     other: dict[str, float] = {}

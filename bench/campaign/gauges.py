@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.campaign.host import host_ms
 from bench.samples import GaugeSample
 
 PERIOD_S = 1.0
@@ -133,7 +134,7 @@ def _poll(read: Reader, url: str, folder: Path, start_ns: int, period_s: float, 
             with contextlib.suppress(*UNANSWERED):
                 snapshot = read(url)
                 at_ns = time.monotonic_ns() - start_ns
-                gauges.write(encode(GaugeSample(at_ns=at_ns, **snapshot.sample)) + b"\n")
+                gauges.write(encode(GaugeSample(at_ns=at_ns, host_ms=host_ms(), **snapshot.sample)) + b"\n")
                 gauges.flush()
                 if snapshot.slabs is not None:
                     slabs = slabs or stack.enter_context(open(folder / "slabs.jsonl", "ab"))

@@ -39,6 +39,7 @@ def measure(
         **dict(_latencies(records)),
         **dict(_reuse(records)),
         **dict(_gauges(records, samples)),
+        **dict(_host(records, samples)),
         **dict(_drift(records, samples)),
         **dict(_work(samples)),
     }
@@ -93,6 +94,15 @@ def _gauges(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) ->
             yield f"{gauge}_p50", float(np.percentile(values, 50))
             yield f"{gauge}_p99", float(np.percentile(values, 99))
             yield f"{gauge}_max", float(values.max())
+
+
+def _host(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) -> Iterator[tuple[str, float]]:
+    span = request_span(records)
+    values = gauge_values(samples, "host_ms", span)
+    if span is not None and span.seconds > 0 and values.size:
+        tokens = sum(record.output_tokens for record in records if record.status == "ok")
+        yield "host_ms", float(values.mean())
+        yield "output_tokens_per_host_work", tokens / span.seconds * float(values.mean())
 
 
 def _drift(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) -> Iterator[tuple[str, float]]:

@@ -54,6 +54,13 @@ _ALL = (
     Metric("goodput_share", "1", True, "share of all planned requests within the given latency limits"),
     *_gauge("running", None),
     *_gauge("waiting", False),
+    Metric("host_ms", "ms", None, "processor time of a fixed piece of work, mean of the samples in the span"),
+    Metric(
+        "output_tokens_per_host_work",
+        "tokens",
+        True,
+        "output_tokens_per_s times host_ms: output tokens in the time of a thousand pieces of that work",
+    ),
     Metric("cached_share", "1", True, "share of prompt tokens that the server did not compute again"),
     Metric(
         "adopted_tokens_per_request", "tokens/request", True, "prompt tokens not computed again, mean over requests"

@@ -49,6 +49,7 @@ VIEW_METRICS = (
     "ledger_output_tokens_per_s",
     "central_output_tokens_per_s",
     "poller_output_tokens_per_s",
+    "host_ms",
     "central_drift",
     "recorded_tokens",
     "c_once_tokens",

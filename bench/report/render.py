@@ -121,17 +121,21 @@ def _mean(line: ArmLine, name: str) -> str:
     value = line.means.get(name)
     if value is None:
         return "-"
-    if METRICS[name].unit == "ms" and not name.startswith("tpot"):
+    if _in_seconds(name):
         return f"{value / 1000:.2f}"
     return f"{100 * value:.1f} %" if name.endswith("_share") else f"{value:,.1f}"
 
 
+def _in_seconds(name: str) -> bool:
+    """Return whether a metric in milliseconds is printed in seconds: latencies but TPOT are."""
+    return METRICS[name].unit == "ms" and not name.startswith(("tpot", "host"))
+
+
 def _column(name: str) -> str:
-    """Return a heading with its unit: latencies but TPOT are printed in seconds."""
+    """Return a heading with its unit."""
     unit = METRICS[name].unit
-    in_seconds = unit == "ms" and not name.startswith("tpot")
     words = name.removesuffix("_ms").removesuffix("_per_s").replace("_", " ")
-    short = {"1": "", "requests": "", "ms": " [s]" if in_seconds else " [ms]"}
+    short = {"1": "", "requests": "", "ms": " [s]" if _in_seconds(name) else " [ms]"}
     return words + short.get(unit, f" [{unit}]")
 
 

@@ -81,6 +81,7 @@ def test_a_slow_answer_skips_ticks_and_a_failed_one_is_left_out(tmp_path: Path) 
     samples = read_samples(tmp_path)
     assert [sample.running for sample in samples][:4] == [1.0, 2.0, 4.0, 6.0]
     assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
+    assert all(sample.host_ms is not None and sample.host_ms > 0 for sample in samples)
     gaps = [after - before for before, after in pairwise(calls[1:])]
     assert gaps[0] > 0.09
     assert min(gaps) > 0.001

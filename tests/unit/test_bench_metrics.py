@@ -126,7 +126,7 @@ def test_a_metric_that_cannot_be_formed_is_absent() -> None:
 
 def test_all_metrics_of_the_list_can_be_formed() -> None:
     arrivals = [record(index, planned_ns=index * S) for index in range(11)]
-    polled = [sample(t, running=4, waiting=2, input_tokens=t, output_tokens=t, steps=t) for t in range(12)]
+    polled = [sample(t, running=4, waiting=2, input_tokens=t, output_tokens=t, steps=t, host_ms=t) for t in range(12)]
     assert measure(arrivals, polled, episode_ns=S, limits=Limits()).keys() == METRICS.keys()
 
 
@@ -170,6 +170,16 @@ def test_drift_compares_the_halves_of_the_window() -> None:
     assert drift([sample(at_s, running=0) for at_s in range(11)], "running", window) == Drift(0.0, 0.0, drifts=False)
     assert drift(level[:3], "running", window) is None  # nothing late
     assert drift(level, "waiting", window) is None  # not reported
+
+
+def test_a_slow_host_is_taken_out_of_the_throughput() -> None:
+    # 21 tokens over 11 s. The samples in the span took 4, 4 and 7 ms for the work; the one after it does not count.
+    given = [(0, 4.0), (5, 4.0), (11, 7.0), (12, 99.0)]
+    polled = [sample(6), *(sample(at_s, host_ms=ms) for at_s, ms in given)]
+    found = measure(RUN, polled)
+    assert found["host_ms"] == pytest.approx(5.0)
+    assert found["output_tokens_per_host_work"] == pytest.approx(5.0 * found["output_tokens_per_s"])
+    assert "host_ms" not in measure(RUN, [sample(5)])
 
 
 def test_a_run_drifts_when_either_gauge_does() -> None:

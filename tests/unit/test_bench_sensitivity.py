@@ -43,7 +43,7 @@ def test_views_stand_beside_each_other() -> None:
     [line] = sensitivity(TWO, {}).views
     assert (line.case, line.name, line.where) == ("q1", "S1/S0", "b63")
     # +50 and +10 over the full run; squared in the window: +125 and +21.
-    assert line.effects == [pytest.approx(30.0), pytest.approx(73.0), None]
+    assert line.effects == [pytest.approx(30.0), pytest.approx(73.0), None, None]
 
 
 def test_without_another_view_there_is_no_table() -> None:

@@ -119,9 +119,11 @@ def test_a_second_interrupt_ends_the_wait_and_leaves_nothing_behind(tmp_path: Pa
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt), server:
-            wait_for(lambda: child.exists() and child.read_text() != "")
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        server.__enter__()
+        wait_for(lambda: child.exists() and child.read_text() != "")
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            server.stop()
     finally:
         signal.signal(signal.SIGALRM, before)
     pid = int(child.read_text())
