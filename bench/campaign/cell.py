@@ -176,6 +176,7 @@ class CellRunner:
         return row("ok", metrics=metrics, counters=counters)
 
     def _write_manifest(self, cell: Cell, plan: ArmPlan, attempt: int, folder: Path, launch: Launch) -> None:
+        threads = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_"))}
         manifest = CellManifest(
             cell=cell,
             attempt=attempt,
@@ -183,7 +184,7 @@ class CellRunner:
             plan=plan,
             tree_core=arm_of(cell.arm).tree_core,
             command=_portable(launch.command),
-            environment_variables=dict(launch.environment),
+            environment_variables={**threads, **launch.environment},
             environment=describe_environment(),
         )
         (folder / "cell.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")

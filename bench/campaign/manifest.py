@@ -50,7 +50,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 class CellManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one cell: what was started how, on what, and what the gate saw. Paths are those of this machine's
-    own layout and are left out: `command` begins with the module that is run."""
+    own layout and are left out: `command` begins with the module that is run.
+
+    environment_variables: those that the server was given, and what was set of OpenMP's and MKL's.
+    """
 
     cell: Cell
     attempt: int

@@ -41,7 +41,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shapes(tmp_path_factory.mktemp("model") / "falcon-h1-nano")
 
 
-def test_a_campaign_keeps_everything_about_every_cell(model: Path, tmp_path: Path) -> None:
+def test_a_campaign_keeps_everything_about_every_cell(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     launch = StandIn(s2="--token-s 0.002")
     assert campaign(model, tmp_path / "q1", launch, arms="s2 stock-tuned") == CampaignResult(2, 0, 0, False)
     rows = {row.outcome.arm: row for row in read_rows(tmp_path / "q1")}
@@ -69,6 +72,7 @@ def test_a_campaign_keeps_everything_about_every_cell(model: Path, tmp_path: Pat
     cell = json.loads((folder / "cell.json").read_text())
     assert cell["plan"]["units"] == {"pages of 262,144 B": 193}
     assert cell["tree_core"] == "Python"
+    assert cell["environment_variables"]["OMP_NUM_THREADS"] == "1"
     assert cell["command"][0] == Path(sys.executable).name
     assert str(model) not in (folder / "cell.json").read_text()
     # Both arms were asked the same, which is kept once, token for token.
