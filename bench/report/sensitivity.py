@@ -89,7 +89,9 @@ def sensitivity(outcomes: Sequence[CellOutcome], records: Records) -> Sensitivit
 
 
 def _views(outcomes: Sequence[CellOutcome]) -> list[ViewLine]:
-    views = [[contrast for contrast in find(outcomes, metric) if contrast.kind == "arms"] for metric in VIEWS]
+    views = [
+        [contrast for contrast in find(outcomes, metric) if contrast.kind in ("arms", "rival")] for metric in VIEWS
+    ]
     lines = []
     for same in zip(*views, strict=True):  # what is found depends on the cells, not on the metric
         effects = [_mean(contrast.effects.shown) for contrast in same]

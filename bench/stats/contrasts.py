@@ -29,6 +29,14 @@ OWN_PAIRS = (
     ("s2", "s2-inexact"),
 )
 OWN_ARMS = ("s0", "s1", "s2", "d0")
+AUTO_ARMS = tuple(f"{arm}-auto" for arm in OWN_ARMS)
+"""The same with the automatic headroom, as a user gets them. The paper has none, so between them nothing is primary."""
+AUTO_PAIRS = (
+    ("s1-auto", "s0-auto"),
+    ("s2-auto", "s1-auto"),
+    ("d0-auto", "s2-auto"),
+    *zip(AUTO_ARMS, OWN_ARMS, strict=True),
+)
 RIVALS = ("stock", "stock-extra", "stock-lazy", "stock-tuned", "stock-unified", "vllm")
 PRESELECTED_HEADROOM = {
     "b63": {"d0": 0.0, "s2": 0.27},
@@ -116,9 +124,9 @@ class _Finder:
 
     def contrasts(self) -> Iterator[Contrast]:
         for condition in self._cells:
-            for pair in OWN_PAIRS:
+            for pair in (*OWN_PAIRS, *AUTO_PAIRS):
                 yield from self._pair("arms", pair, condition)
-            for pair in ((own, rival) for rival in RIVALS for own in OWN_ARMS):
+            for pair in ((own, rival) for rival in RIVALS for own in (*OWN_ARMS, *AUTO_ARMS)):
                 yield from self._pair("rival", pair, condition)
         for condition in self._cells:
             yield from self._sharing(condition)
@@ -131,7 +139,7 @@ class _Finder:
     def _pair(self, kind: Kind, pair: tuple[str, str], at: Condition) -> Iterator[Contrast]:
         arms = self._cells[at]
         if pair[0] in arms and pair[1] in arms:
-            primary = kind == "rival" or self._is_primary_pair(pair, at)
+            primary = kind == "rival" or (pair in OWN_PAIRS and self._is_primary_pair(pair, at))
             yield self._made(kind, _ratio(pair), at, self._labels[at], primary, (arms[pair[0]], arms[pair[1]]))
 
     def _is_primary_pair(self, pair: tuple[str, str], at: Condition) -> bool:

@@ -1,6 +1,6 @@
 """The goals of this project at the main load, what was reached, and what the counters say where one was missed.
 
-The best of the own arms is chosen by its mean at the same condition, so its lead carries a choice among four.
+The best of the own arms is chosen by its mean at the same condition, so its lead carries a choice among those measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.arms import ceiling_of
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.contrasts import OWN_ARMS, cells_of, labels, measured
+from bench.stats.contrasts import AUTO_ARMS, OWN_ARMS, cells_of, labels, measured
 from bench.stats.effects import relative
 
 METRIC = "output_tokens_per_s"
@@ -100,7 +100,8 @@ def _side(values: Mapping[str, Mapping[int, float]], arm: str, *, of_ceiling: bo
 
 
 def _best(values: Mapping[str, Mapping[int, float]]) -> str | None:
-    means = {arm: float(np.mean(list(values[arm].values()))) for arm in OWN_ARMS if values.get(arm)}
+    own = [arm for arm in (*OWN_ARMS, *AUTO_ARMS) if values.get(arm)]
+    means = {arm: float(np.mean(list(values[arm].values()))) for arm in own}
     return max(means, key=means.__getitem__) if means else None
 
 

@@ -318,6 +318,19 @@ def test_goals_name_the_best_arm_and_what_the_counters_show() -> None:
     assert reached([]) == []
 
 
+def test_an_arm_as_a_user_gets_it_may_be_the_best_and_is_in_no_family_of_the_paper() -> None:
+    outcomes = cells(
+        "q1", {"s1": [100.0], "s2": [110.0], "s2-auto": [150.0], "s1-auto": [120.0], "stock-tuned": [100.0]}
+    )
+    [goal] = reached(outcomes, (Goal("best", "stock-tuned", 35.0),))
+    assert (goal.arm, goal.effect_pct, goal.met) == ("s2-auto", pytest.approx(50.0), True)
+    families = {contrast.name: contrast.family for contrast in find(outcomes, METRIC)}
+    assert families["S2/S1"] == "q1"
+    assert families["S2-auto/S1-auto"] is None
+    assert families["S2-auto/S2"] is None
+    assert families["S2-auto/stock-tuned"] == families["S2/stock-tuned"] == "q1, against other servers"
+
+
 def test_another_engine_is_met_in_tokens_and_as_a_share_of_its_own_ceiling() -> None:
     arms = {"s2": [90.0], "ceiling": [100.0], "vllm": [100.0], "vllm-ceiling": [200.0]}
     goals = (Goal("best", "vllm", 0.0), Goal("best", "vllm", 0.0, of_ceiling=True))
