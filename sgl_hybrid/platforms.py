@@ -63,12 +63,16 @@ def check_attention_backend(organization: str, platform: Platform, option: str, 
         )
 
 
+def option_of(argument: str) -> str:
+    """Return the command-line option of one of SGLang's arguments."""
+    return "--" + argument.replace("_", "-")
+
+
 def check_attention_backends(organization: str, platform: Platform, values: Mapping[str, object]) -> None:
     """`check_attention_backend` for each that is named in `values` (SGLang's argument names). Raises: SettingError."""
     for argument in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
         if values.get(argument) is not None:
-            option = "--" + argument.replace("_", "-")
-            check_attention_backend(organization, platform, option, str(values[argument]))
+            check_attention_backend(organization, platform, option_of(argument), str(values[argument]))
 
 
 def continuation_is_exact(platform: Platform, *, deterministic: bool, attention_backend: str) -> bool:

@@ -1,8 +1,7 @@
 """How fast the host is at this moment: the processor time that a fixed piece of work takes.
 
-On a rented machine the same steps of the same requests can take half as long again for minutes, while nothing else runs
-in it: other guests share the host's caches and its clock. The time is the thread's own, so waiting for a core does not
-count; only work that takes longer does.
+On a shared host the same steps of the same requests can take half as long again for minutes, while nothing else runs in
+the machine. The time is the thread's own, so waiting for a core does not count; only work that takes longer does.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import time
 
 ROUNDS = 20_000
-"""About 4 ms of a processor, once a second."""
+"""About 2 ms of a processor, once a second."""
 
 
 def host_ms() -> float:

@@ -43,6 +43,8 @@ def measure(
         **dict(_drift(records, samples)),
         **dict(_work(samples)),
     }
+    if {"output_tokens_per_s", "host_ms"} <= found.keys():
+        found["output_tokens_per_host_work"] = found["output_tokens_per_s"] * found["host_ms"]
     good = goodput(records, limits) if limits is not None else None
     if good is not None:
         found |= {"goodput_tokens_per_s": good.output_tokens_per_s, "goodput_share": good.share}
@@ -97,12 +99,9 @@ def _gauges(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) ->
 
 
 def _host(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) -> Iterator[tuple[str, float]]:
-    span = request_span(records)
-    values = gauge_values(samples, "host_ms", span)
-    if span is not None and span.seconds > 0 and values.size:
-        tokens = sum(record.output_tokens for record in records if record.status == "ok")
+    values = gauge_values(samples, "host_ms", request_span(records))
+    if values.size:
         yield "host_ms", float(values.mean())
-        yield "output_tokens_per_host_work", tokens / span.seconds * float(values.mean())
 
 
 def _drift(records: Sequence[RequestRecord], samples: Sequence[GaugeSample]) -> Iterator[tuple[str, float]]:

@@ -19,7 +19,7 @@ import torch
 
 from sgl_hybrid.config import CPU_PLATFORM, FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.platforms import Platform, check_attention_backends
+from sgl_hybrid.platforms import Platform, check_attention_backends, option_of
 from sgl_hybrid.seams.gpu_arguments import set_gpu_arguments
 from sgl_hybrid.seams.hooks import Seam
 from sgl_hybrid.seams.sizing import MemoryPlan, plan_from_arguments
@@ -209,7 +209,7 @@ def _require(values: MutableMapping[str, Any], name: str, wanted: Any, flag: str
         if name in values or wanted is not None:
             values[name] = wanted
         return
-    option = "--" + name.replace("_", "-")
+    option = option_of(name)
     raise SettingError(f"{option}: expected {wanted or 'it to be left out'} (it follows from {flag}), got {given}")
 
 

@@ -14,7 +14,13 @@ import msgspec
 
 from sgl_hybrid.config import MemorySettings
 from sgl_hybrid.errors import SettingError
-from sgl_hybrid.platforms import ATTENTION_BACKENDS, Platform, check_attention_backends, continuation_is_exact
+from sgl_hybrid.platforms import (
+    ATTENTION_BACKENDS,
+    Platform,
+    check_attention_backends,
+    continuation_is_exact,
+    option_of,
+)
 
 
 class Refused(NamedTuple):
@@ -65,7 +71,7 @@ def set_gpu_arguments(
         given = values.get(refused.argument, refused.default)
         if given not in (None, refused.default):
             raise SettingError(
-                f"{_option(refused.argument)}: expected it to be left out with --memory-org on a GPU "
+                f"{option_of(refused.argument)}: expected it to be left out with --memory-org on a GPU "
                 f"({refused.reason}), got {given}"
             )
     if values.get("attention_backend") is None:
@@ -75,7 +81,7 @@ def set_gpu_arguments(
     values["disable_prefill_cuda_graph"] = True
     for argument in ("dtype", "mamba_ssm_dtype"):
         if values.get(argument) in ("half", "float16"):
-            check_state_dtype(_option(argument), "float16")
+            check_state_dtype(option_of(argument), "float16")
     exact = continuation_is_exact(
         Platform.CUDA,
         deterministic=bool(values.get("enable_deterministic_inference")),
@@ -121,7 +127,3 @@ def _check_graphs(values: Mapping[str, Any], environment: Mapping[str, str]) -> 
 def _runs_eagerly(values: Mapping[str, Any]) -> bool:
     asked = values.get("cuda_graph_backend_decode")
     return asked == "disabled" or bool(values.get("disable_cuda_graph") or values.get("disable_decode_cuda_graph"))
-
-
-def _option(argument: str) -> str:
-    return "--" + argument.replace("_", "-")
