@@ -82,15 +82,16 @@ class AutoHeadroom:
     """A fraction that follows what is observed, between `LOWEST` and `HIGHEST`.
 
     Both errors of a fraction are counted in tokens. One that is too small costs recomputation, of what a retracted
-    request had computed and of prefixes whose checkpoint was published once and evicted since; each token counts
-    `replay_weight` of an output token, because prefill computes many at once. One that is too large costs a token for
-    each round in which a request waits for headroom alone. The fraction rises with the first and falls with the second,
-    by `gain` times their share of the tokens that the pool holds, so it rests where both cost the same.
+    request had computed and of prefixes whose checkpoint was published once and evicted since. One that is too large
+    costs the token that a request would have made in each step in which it waits for headroom alone. A prompt token is
+    cheaper to compute than an output token, but a request that recomputes a prefix also holds pages of its own for it
+    while it runs, where it would have shared them; so both count the same. The fraction rises with the first and falls
+    with the second, by `gain` times their share of the tokens of the pool, so it rests where both cost the same.
 
     pool_tokens: tokens that the pool would hold with attention only.
     """
 
-    def __init__(self, pool_tokens: int, *, start: float = 0.1, gain: float = 10.0, replay_weight: float = 0.1) -> None:
+    def __init__(self, pool_tokens: int, *, start: float = 0.1, gain: float = 4.0) -> None:
         if pool_tokens < 1 or not LOWEST <= start <= HIGHEST:
             raise ValueError(
                 f"expected a pool of at least 1 token and a start from {LOWEST} to {HIGHEST}, "
@@ -98,21 +99,20 @@ class AutoHeadroom:
             )
         self.fraction = start
         self._step = gain / pool_tokens
-        self._replay_weight = replay_weight
 
     def retracted(self, lost_tokens: int) -> None:
         """Note a retraction after which `lost_tokens` have to be computed again."""
-        self._move(self._replay_weight * lost_tokens)
+        self._move(lost_tokens)
 
     def missed(self, lost_tokens: int) -> None:
         """Note an admission that computes `lost_tokens` of a prefix again, because its checkpoint is cached no more."""
-        self._move(self._replay_weight * lost_tokens)
+        self._move(lost_tokens)
 
     def deferred(self) -> None:
         """Note a scheduler round in which a request waited for headroom alone."""
-        self._move(-1.0)
+        self._move(-1)
 
-    def _move(self, tokens: float) -> None:
+    def _move(self, tokens: int) -> None:
         self.fraction = min(HIGHEST, max(LOWEST, self.fraction + self._step * tokens))
 
 
