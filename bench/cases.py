@@ -9,6 +9,7 @@ Source: paper Table 2, Tables B-2, B-3, C-1, sections 4.2, 5.4, B.2, E.3 to E.5.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line changes of a case. None keeps the case's own."""
+    """What the command line changes of a case; None keeps its own. `headrooms` stand where a grid has several."""
 
     arms: tuple[str, ...] | None = None
     budgets: tuple[str, ...] | None = None
@@ -106,18 +107,21 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int | None = None
     rate: float | None = None
     shared_fractions: tuple[float, ...] | None = None
+    headrooms: tuple[float, ...] | None = None
     quick: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_seeds is not None and self.num_seeds < 1:
-            raise SettingError(f"--seeds: expected at least 1 seed, got {self.num_seeds}")
-        if self.num_requests is not None and self.num_requests < 1:
-            raise SettingError(f"--requests: expected at least 1 request, got {self.num_requests}")
+        for count, option in ((self.num_seeds, "seed"), (self.num_requests, "request")):
+            if count is not None and count < 1:
+                raise SettingError(f"--{option}s: expected at least 1 {option}, got {count}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise SettingError(f"--rate: expected a rate above 0 requests/s, got {self.rate}")
         for fraction in self.shared_fractions or ():
             if not 0 <= fraction <= 1:
                 raise SettingError(f"--q: expected a common-prefix fraction of 0 to 1, got {fraction}")
+        for headroom in self.headrooms or ():
+            if not 0 <= headroom < 1:
+                raise SettingError(f"--headroom: expected a fraction from 0 to below 1, got {headroom}")
         for name in self.arms or ():
             arm_of(name)
 
@@ -343,11 +347,12 @@ def _changed(case: Case, grid: Grid, changes: Changes) -> Grid:
     if changes.quick:
         arms, points, seeds = case.quick_arms, points[:1], seeds[:1]
         fractions, headrooms, variants = _ends(fractions), headrooms[:: len(HEADROOMS) // 2][:2], _ends(variants)
+    if changes.headrooms is not None and len(grid.headrooms) > 1:
+        headrooms = changes.headrooms
     if changes.budgets is not None:
         points = tuple(point for budget in changes.budgets for point in _at_budget(points, budget))
     if changes.rate is not None:
-        rate = changes.rate
-        points = tuple(dict.fromkeys(msgspec.structs.replace(point, rate=rate) for point in points))
+        points = tuple(dict.fromkeys(Point(point.budget, changes.rate, point.cap) for point in points))
     if changes.num_seeds is not None:
         seeds = tuple(range(seeds[0], seeds[0] + changes.num_seeds))
     return Grid(
@@ -372,25 +377,21 @@ def _at_budget(points: tuple[Point, ...], budget: str) -> list[Point]:
 
 
 def _cells(case: Case, grid: Grid, num_requests: int) -> Iterator[Cell]:
-    for point in grid.points:
-        for fraction in grid.shared_fractions:
-            for headroom in grid.headrooms:
-                for variant in grid.variants:
-                    for seed in grid.seeds:
-                        for arm in grid.arms:
-                            if _applies(arm, headroom, variant):
-                                yield Cell(
-                                    case=case.name,
-                                    arm=arm,
-                                    budget=point.budget,
-                                    seed=seed,
-                                    q=fraction,
-                                    rate=point.rate,
-                                    cap=point.cap,
-                                    headroom=headroom,
-                                    variant=variant,
-                                    num_requests=num_requests,
-                                )
+    lists = (grid.points, grid.shared_fractions, grid.headrooms, grid.variants, grid.seeds, grid.arms)
+    for point, fraction, headroom, variant, seed, arm in itertools.product(*lists):
+        if _applies(arm, headroom, variant):
+            yield Cell(
+                case=case.name,
+                arm=arm,
+                budget=point.budget,
+                seed=seed,
+                q=fraction,
+                rate=point.rate,
+                cap=point.cap,
+                headroom=headroom,
+                variant=variant,
+                num_requests=num_requests,
+            )
 
 
 def _applies(arm_name: str, headroom: float, variant: str) -> bool:

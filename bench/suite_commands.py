@@ -61,6 +61,9 @@ def run_case(
     requests: Annotated[int | None, typer.Option(help="requests of a cell", **CASE)] = None,
     rate: Annotated[float | None, typer.Option(help="mean offered rate [requests/s]", **CASE)] = None,
     q: Annotated[str | None, typer.Option(help="common-prefix fractions, with commas", **CASE)] = None,
+    headroom: Annotated[
+        str | None, typer.Option(help="admission headrooms of a case that has several, with commas", **CASE)
+    ] = None,
     pace: Annotated[float, typer.Option(help="factor on every arrival rate (`bench pace`)", **CASE)] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="a look in ten minutes on two cores", **CASE)] = False,
     model: Annotated[str, typer.Option(help="nano model, or a folder with a model", **SERVED)] = "falcon-h1-pico",
@@ -101,7 +104,8 @@ def run_case(
         num_seeds=seeds,
         num_requests=requests,
         rate=rate,
-        shared_fractions=_fractions(q),
+        shared_fractions=_fractions("--q", q),
+        headrooms=_fractions("--headroom", headroom),
         quick=quick,
     )
     serving = Serving(model=model_folder(model, dtype), dtype=dtype)
@@ -233,8 +237,8 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _fractions(text: str | None) -> tuple[float, ...] | None:
+def _fractions(option: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return None if text is None else tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise SettingError(f"--q: expected numbers of 0 to 1 with commas between them, got {text!r}") from None
+        raise SettingError(f"{option}: expected numbers of 0 to 1 with commas between them, got {text!r}") from None

@@ -93,6 +93,11 @@ def test_a_rate_given_once_stands_for_the_whole_curve() -> None:
     assert len({cell.key for cell in cells}) == len(cells)
 
 
+def test_headrooms_replace_those_of_a_grid_that_has_several() -> None:
+    cells = cells_of(case_of("auto"), Changes(arms=("s2",), num_seeds=1, budgets=("b63",), headrooms=(0.19, 0.5)))
+    assert [(cell.headroom, cell.variant) for cell in cells] == [(0.19, ""), (0.5, ""), (0.0, "headroom=auto")]
+
+
 def test_policies_of_this_project_are_not_asked_of_other_servers() -> None:
     cells = cells_of(case_of("q6"), Changes(arms=("s2", "stock"), num_seeds=1, budgets=("b63",)))
     assert sorted({cell.headroom for cell in cells if cell.arm == "stock"}) == [0.0]
@@ -140,6 +145,7 @@ def test_variants_say_what_they_change() -> None:
         (lambda: Changes(num_seeds=0), "--seeds: expected at least 1 seed, got 0"),
         (lambda: Changes(num_requests=0), "--requests: expected at least 1 request, got 0"),
         (lambda: Changes(rate=0.0), "--rate: expected a rate above 0 requests/s, got 0"),
+        (lambda: Changes(headrooms=(1.0,)), "--headroom: expected a fraction from 0 to below 1, got 1.0"),
         (lambda: Changes(shared_fractions=(1.5,)), "--q: expected a common-prefix fraction of 0 to 1, got 1.5"),
         (lambda: variant_of("pins"), "expected a variant out of .* got 'pins'; nearest"),
         (lambda: variant_of("pin="), "expected a value after pin=, got none"),
