@@ -166,6 +166,7 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
         "enable_flexkv",
         "enable_unified_cache_external_linker",
         "enable_streaming_session",
+        "enable_return_routed_experts",
     ):
         _require(values, name, False, "--memory-org")
     if values.get("kv_cache_dtype") not in (None, "auto", "bf16", "bfloat16"):

@@ -104,13 +104,9 @@ def check_state_dtype(option: str, dtype: str) -> None:
 
 
 def _check_graphs(values: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    config = values.get("cuda_graph_config") or {}
-    config = config if isinstance(config, Mapping) else config.to_dict()
     for phase, served in GRAPH_BACKENDS.items():
         option = f"--cuda-graph-backend-{phase}"
-        asked = values.get(f"cuda_graph_backend_{phase}")
-        named = (config.get(phase) or {}).get("backend")
-        for given in (asked, named):
+        for given in _graph_backends(values, phase):
             if given is not None and given not in served:
                 raise SettingError(
                     f"{option}: expected {' or '.join(served)} with --memory-org on a GPU, got {given}; "
@@ -125,5 +121,12 @@ def _check_graphs(values: Mapping[str, Any], environment: Mapping[str, str]) -> 
 
 
 def _runs_eagerly(values: Mapping[str, Any]) -> bool:
-    asked = values.get("cuda_graph_backend_decode")
-    return asked == "disabled" or bool(values.get("disable_cuda_graph") or values.get("disable_decode_cuda_graph"))
+    switched_off = values.get("disable_cuda_graph") or values.get("disable_decode_cuda_graph")
+    return bool(switched_off) or "disabled" in _graph_backends(values, "decode")
+
+
+def _graph_backends(values: Mapping[str, Any], phase: str) -> tuple[str | None, str | None]:
+    """What the option and the configuration say of a phase; None where they leave it open."""
+    config = values.get("cuda_graph_config") or {}
+    config = config if isinstance(config, Mapping) else config.to_dict()
+    return values.get(f"cuda_graph_backend_{phase}"), (config.get(phase) or {}).get("backend")

@@ -104,6 +104,7 @@ def test_what_a_gpu_does_not_serve_is_one_line(values: dict[str, Any], environme
         ({"cuda_graph_config": {"decode": {"max_bs": 8}}}, {GLUE: "0"}),
         ({"disable_decode_cuda_graph": True}, {DEBUG: "1"}),
         ({"cuda_graph_backend_decode": "disabled"}, {DEBUG: "1"}),
+        ({"cuda_graph_config": {"decode": {"backend": "disabled"}}}, {DEBUG: "1"}),
     ],
 )
 def test_what_a_gpu_serves_passes(values: dict[str, Any], environment: dict[str, str]) -> None:
