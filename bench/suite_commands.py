@@ -30,7 +30,8 @@ def list_cases(
     import msgspec
 
     from bench.arms import ARMS
-    from bench.cases import CASES, Changes, cells_of
+    from bench.cases import CASES
+    from bench.cells import Changes, cells_of
 
     sizes = {case.name: len(cells_of(case, Changes())) for case in CASES.values()}
     if as_json:
@@ -93,7 +94,8 @@ def run_case(
     from bench.arm_plan import Serving
     from bench.campaign.cell import Conditions, real_launcher
     from bench.campaign.run import Campaign
-    from bench.cases import Changes, case_of
+    from bench.cases import case_of
+    from bench.cells import Changes
     from bench.metrics.latency import Limits
     from bench.nano import model_folder
 

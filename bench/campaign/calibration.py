@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bench.arms import TUNED_SHARES, arm_of
-from bench.cases import Cell
+from bench.cells import Cell
 from bench.outcome import CellOutcome
 from sgl_hybrid.errors import SettingError
 

@@ -23,7 +23,7 @@ from bench.campaign.folder import Row, outcome_of
 from bench.campaign.gate import GateError, check_answers, check_server
 from bench.campaign.gauges import PERIOD_S, READERS, numbers, polling, read_samples
 from bench.campaign.manifest import CellManifest
-from bench.cases import Cell
+from bench.cells import Cell
 from bench.environment import describe_environment
 from bench.load import LoadSettings
 from bench.metrics.latency import Limits

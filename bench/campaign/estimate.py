@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bench.cases import Cell
+from bench.cells import Cell
 
 START_S = 45.0
 """Start, gate and stop of a server on two cores."""

@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 from bench.campaign.manifest import CampaignManifest, Session, differences
-from bench.cases import Cell
+from bench.cells import Cell
 from bench.outcome import CellOutcome
 from sgl_hybrid.errors import SettingError
 

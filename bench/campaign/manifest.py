@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bench.arm_plan import ArmPlan
-from bench.cases import Cell
+from bench.cells import Cell
 from sgl_hybrid.errors import SettingError
 
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bench.cases import Cell
+from bench.cells import Cell
 
 
 def interleave(cells: Sequence[Cell], seed: int) -> list[Cell]:

@@ -32,7 +32,8 @@ from bench.campaign.estimate import Estimator, duration
 from bench.campaign.folder import INTERRUPTED, CampaignFolder, Row, outcome_of
 from bench.campaign.manifest import TOKENIZER, WEIGHTS, CampaignManifest, Session, hash_files
 from bench.campaign.order import interleave
-from bench.cases import Case, Cell, Changes, cells_of
+from bench.cases import Case
+from bench.cells import Cell, Changes, cells_of
 from bench.environment import describe_environment
 from bench.outcome import CellOutcome
 

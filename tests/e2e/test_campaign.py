@@ -14,7 +14,8 @@ from bench.campaign.cell import Conditions, real_launcher
 from bench.campaign.folder import read_rows
 from bench.campaign.gauges import read_samples
 from bench.campaign.run import Campaign, CampaignResult
-from bench.cases import Changes, case_of
+from bench.cases import case_of
+from bench.cells import Changes
 from bench.report.gather import gather
 from bench.report.render import write_report
 

@@ -17,7 +17,8 @@ from bench.arm_plan import ArmPlan, Serving
 from bench.arms import Arm
 from bench.campaign.cell import Conditions, Launch, Launcher
 from bench.campaign.run import Campaign, CampaignResult
-from bench.cases import Changes, case_of
+from bench.cases import case_of
+from bench.cells import Changes
 from bench.nano import FALCON_CONFIG
 from bench.tokenizer import make_tokenizer
 

@@ -18,7 +18,8 @@ from bench.arm_plan import (
     state_bytes,
 )
 from bench.arms import ARMS, arm_of, ceiling_of
-from bench.cases import CASES, Changes, case_of, cells_of
+from bench.cases import CASES, case_of
+from bench.cells import Changes, cells_of
 from bench.nano import FALCON_CONFIG
 from sgl_hybrid.config import FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError

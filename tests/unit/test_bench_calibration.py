@@ -17,7 +17,8 @@ from bench.campaign.calibration import (
     write_calibration,
 )
 from bench.campaign.folder import outcome_of
-from bench.cases import MAIN_SEEDS, Cell, Changes, case_of, cells_of
+from bench.cases import MAIN_SEEDS, case_of
+from bench.cells import Cell, Changes, cells_of
 from bench.outcome import CellOutcome
 from sgl_hybrid.errors import SettingError
 

@@ -22,7 +22,8 @@ from bench.campaign.gate import GateError, check_server
 from bench.campaign.gauges import read_samples
 from bench.campaign.manifest import CampaignManifest
 from bench.campaign.run import CampaignResult
-from bench.cases import Changes, case_of, cells_of
+from bench.cases import case_of
+from bench.cells import Changes, cells_of
 from bench.cli import main
 from bench.outcome import adopted
 from bench.records import read_manifest as read_run

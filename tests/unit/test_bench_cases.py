@@ -14,7 +14,8 @@ import pytest
 
 from bench.arms import ARMS
 from bench.arrivals import OnOff, Poisson
-from bench.cases import CASES, MAIN_SEEDS, QUICK_REQUESTS, Changes, Point, case_of, cells_of
+from bench.cases import CASES, MAIN_SEEDS, Point, case_of
+from bench.cells import QUICK_REQUESTS, Changes, cells_of
 from bench.cli import main
 from bench.outcome import CellOutcome
 from bench.variants import variant_of

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bench.campaign.estimate import REQUEST_S, START_S, Estimator, duration
 from bench.campaign.order import interleave
-from bench.cases import CASES, Changes, case_of, cells_of
+from bench.cases import CASES, case_of
+from bench.cells import Changes, cells_of
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32))

@@ -16,7 +16,8 @@ from bench.arm_plan import ArmPlan
 from bench.campaign.folder import CampaignFolder, Row, outcome_of
 from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
-from bench.cases import CASES, Cell, Changes, case_of, cells_of
+from bench.cases import CASES, case_of
+from bench.cells import Cell, Changes, cells_of
 from bench.cli import main
 from bench.paper_values import EFFECTS, paper_effect
 from bench.records import RequestRecord
