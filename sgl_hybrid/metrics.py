@@ -67,7 +67,7 @@ REQUESTS = Metric(
 SLABS = Metric("sgl_hybrid:slabs", "Slabs of conv slots now.")
 SLAB_SLOTS = Metric(
     "sgl_hybrid:slab_slots",
-    "Conv slots of the slabs now: free, cached, pinned (of active or referenced checkpoints).",
+    "Conv slots of the slabs now: free, cached, held (of active or referenced checkpoints).",
     ("state",),
 )
 SLAB_OCCUPANCY = Metric("sgl_hybrid:slab_occupancy", "Slabs now, by number of used slots.", ("used_slots",))
@@ -161,7 +161,7 @@ def samples(report: Mapping[str, Any]) -> Iterator[Sample]:
 
 def _slab_samples(slabs: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample(SLABS, (), slabs["slabs"])
-    yield from _labelled(SLAB_SLOTS, {state: slabs[f"{state}_slots"] for state in ("free", "cached", "pinned")})
+    yield from _labelled(SLAB_SLOTS, {state: slabs[f"{state}_slots"] for state in ("free", "cached", "held")})
     yield from _labelled(SLAB_OCCUPANCY, {str(used): count for used, count in enumerate(slabs["occupancy"])})
     yield from _labelled(SLAB_EVENTS, {event: slabs[event] for event in ("opened", "popped")})
 

@@ -136,7 +136,7 @@ class CheckpointStore:
         self._life[v] = Life.PUBLISHED
         self.num_active -= 1
         self.num_cached += 1
-        self._unpin(v)
+        self._let_go(v)
         self.counts.published += 1
 
     def acquire(self, v: int) -> None:
@@ -150,7 +150,7 @@ class CheckpointStore:
         if self._references[v] == 1:
             self.num_cached -= 1
             self.num_referenced += 1
-            self._pin(v)
+            self._hold(v)
 
     def release(self, v: int) -> None:
         """Drop an execution reference; after the last one the checkpoint is cached.
@@ -165,7 +165,7 @@ class CheckpointStore:
         if self._references[v] == 0:
             self.num_referenced -= 1
             self.num_cached += 1
-            self._unpin(v)
+            self._let_go(v)
 
     def free(self, v: int, *, cross_invalidated: bool = False) -> list[int]:
         """Return all parts of a checkpoint; return the pages that became free. Its rows read absent from now on.
@@ -322,7 +322,7 @@ class CheckpointStore:
         """Tell whether a node of the tree may name v."""
         return self.life_of(v) is Life.PUBLISHED
 
-    def is_protected(self, v: int) -> bool:
+    def is_held(self, v: int) -> bool:
         """Tell whether v is active or has execution references."""
         return self.life_of(v) is Life.ACTIVE or self._references[v] > 0
 
@@ -340,7 +340,7 @@ class CheckpointStore:
         return ledgers_of(self)
 
     def check(self) -> None:
-        """Verify the ledgers, that every part has one owner and the right kind, and that pins follow references.
+        """Verify the ledgers, that every part has one owner and the right kind, and that holds follow references.
 
         Scans everything: for tests and strict modes.
 
@@ -360,13 +360,13 @@ class CheckpointStore:
         self._members[v], self._lines[v] = members, lines
         self._dirty[v] = None
 
-    def _pin(self, v: int) -> None:
+    def _hold(self, v: int) -> None:
         if self.slabs is not None:
-            self.slabs.pin(self._lines[v][0])
+            self.slabs.hold(self._lines[v][0])
 
-    def _unpin(self, v: int) -> None:
+    def _let_go(self, v: int) -> None:
         if self.slabs is not None:
-            self.slabs.unpin(self._lines[v][0])
+            self.slabs.let_go(self._lines[v][0])
 
     def _require_slabs(self) -> SlabAllocator:
         if self.slabs is None:

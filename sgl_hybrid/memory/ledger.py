@@ -88,7 +88,7 @@ def _check_lives(store: CheckpointStore) -> None:
     if sorted([*store.free_ids(), *live]) != list(ids):
         raise InvariantError(f"free ids {sorted(store.free_ids())} and live ids {live}, expected 1..{len(ids)} once")
     referenced = [v for v in ids if store.references_of(v)]
-    active = [v for v in live if store.is_protected(v) and v not in referenced]
+    active = [v for v in live if store.is_held(v) and v not in referenced]
     if any(store.references_of(v) < 0 or not store.is_published(v) for v in referenced):
         raise InvariantError(f"expected published checkpoints with counts above 0, got references to {referenced}")
     found = (len(active), len(live) - len(active) - len(referenced), len(referenced))
@@ -129,8 +129,8 @@ def _check_slot(store: CheckpointStore, v: int, line: int) -> None:
         return
     if store.slabs.owner_of(line) != v:
         raise InvariantError(f"line {line} of checkpoint {v} belongs to {store.slabs.owner_of(line)}")
-    if store.slabs.is_pinned(line) != store.is_protected(v):
-        raise InvariantError(f"line {line} of checkpoint {v}: pinned {store.slabs.is_pinned(line)}, expected the other")
+    if store.slabs.is_held(line) != store.is_held(v):
+        raise InvariantError(f"line {line} of checkpoint {v}: held {store.slabs.is_held(line)}, expected the other")
 
 
 def _described(store: CheckpointStore, page: int, owners: dict[int, int]) -> str:

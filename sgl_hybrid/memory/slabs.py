@@ -1,13 +1,13 @@
 """Conv slots: pages cut into slabs of `slots_per_slab` slots of equal stride.
 
 A slot is named by its line, `slots_per_slab * page + slot`, with the real page id, so that a line is an address. Each
-live slot has an owner (a checkpoint's id) and may be pinned: the owner is being written or read. New slots go to the
+live slot has an owner (a checkpoint's id) and may be held: the owner is being written or read. New slots go to the
 fullest slab that has room, so that the others empty out; an empty slab gives its page back.
 
-A slab is *idle* when none of its slots is pinned; only an idle slab may be reclaimed or have its slots moved.
+A slab is *idle* when none of its slots is held; only an idle slab may be reclaimed or have its slots moved.
 
-Invariants: every slab has a live slot; pinned slots are live; a slab sits in exactly one bucket, that of its number of
-live slots, on the idle or the pinned side.
+Invariants: every slab has a live slot; held slots are live; a slab sits in exactly one bucket, that of its number of
+live slots, on the idle or the held side.
 Source: paper section 3.4 (slots of a fixed stride, line = 16 p + s, coupled invalidation).
 """
 
@@ -22,13 +22,13 @@ NO_OWNER = 0
 
 
 class _Slab:
-    """Slots of one page; `live` and `pinned` are bit masks over them."""
+    """Slots of one page; `live` and `held` are bit masks over them."""
 
-    __slots__ = ("live", "owners", "pinned")
+    __slots__ = ("held", "live", "owners")
 
     def __init__(self, slots: int) -> None:
         self.live = 0
-        self.pinned = 0
+        self.held = 0
         self.owners = [NO_OWNER] * slots
 
 
@@ -40,7 +40,7 @@ class SlabAllocator:
             raise ValueError(f"expected slots_per_slab >= 1, got {slots_per_slab}")
         self.slots_per_slab = slots_per_slab
         self.num_live = 0
-        self.num_pinned = 0
+        self.num_held = 0
         self.opened = 0
         self.popped = 0
         self._pages = pages
@@ -67,7 +67,7 @@ class SlabAllocator:
         return list(self._slabs)
 
     def take_slot(self, owner: int) -> int:
-        """Take a slot, pinned, in the fullest slab with room (of equals, one that is pinned already); return its line.
+        """Take a slot, held, in the fullest slab with room (of equals, one that is held already); return its line.
 
         Raises:
             CapacityError: no slab has room and no page is free.
@@ -80,12 +80,12 @@ class SlabAllocator:
             page = self._open()
         slab = self._slabs[page]
         slot = _lowest_free(slab.live)
-        self._change(page, live=slab.live | 1 << slot, pinned=slab.pinned | 1 << slot)
+        self._change(page, live=slab.live | 1 << slot, held=slab.held | 1 << slot)
         slab.owners[slot] = owner
         return page * self.slots_per_slab + slot
 
     def give_back(self, line: int) -> int | None:
-        """Free a slot, pinned or not. Return the slab's page if that was its last slot: the page is free then.
+        """Free a slot, held or not. Return the slab's page if that was its last slot: the page is free then.
 
         Raises:
             ValueError: the line is no live slot.
@@ -93,30 +93,30 @@ class SlabAllocator:
         page, slot, slab = self._locate(line)
         bit = 1 << slot
         slab.owners[slot] = NO_OWNER
-        self._change(page, live=slab.live & ~bit, pinned=slab.pinned & ~bit)
+        self._change(page, live=slab.live & ~bit, held=slab.held & ~bit)
         return self._pop_if_empty(page)
 
-    def pin(self, line: int) -> None:
-        """Protect a slot's slab.
+    def hold(self, line: int) -> None:
+        """Keep a slot's slab from reclaim: its owner is written or read.
 
         Raises:
-            ValueError: the line is no live slot, or is pinned.
+            ValueError: the line is no live slot, or is held.
         """
         page, slot, slab = self._locate(line)
-        if slab.pinned >> slot & 1:
-            raise ValueError(f"expected a slot that is not pinned, got line {line}")
-        self._change(page, live=slab.live, pinned=slab.pinned | 1 << slot)
+        if slab.held >> slot & 1:
+            raise ValueError(f"expected a slot that is not held, got line {line}")
+        self._change(page, live=slab.live, held=slab.held | 1 << slot)
 
-    def unpin(self, line: int) -> None:
-        """End a slot's protection of its slab.
+    def let_go(self, line: int) -> None:
+        """Undo `hold`.
 
         Raises:
-            ValueError: the line is no live slot, or is not pinned.
+            ValueError: the line is no live slot, or is not held.
         """
         page, slot, slab = self._locate(line)
-        if not slab.pinned >> slot & 1:
-            raise ValueError(f"expected a pinned slot, got line {line}")
-        self._change(page, live=slab.live, pinned=slab.pinned & ~(1 << slot))
+        if not slab.held >> slot & 1:
+            raise ValueError(f"expected a held slot, got line {line}")
+        self._change(page, live=slab.live, held=slab.held & ~(1 << slot))
 
     def owner_of(self, line: int) -> int:
         """Return the owner of a slot.
@@ -146,25 +146,25 @@ class SlabAllocator:
         return self._slab(page).live.bit_count()
 
     def is_idle(self, page: int) -> bool:
-        """Tell whether no slot of a slab is pinned.
+        """Tell whether no slot of a slab is held.
 
         Raises:
             ValueError: the page is no slab.
         """
-        return self._slab(page).pinned == 0
+        return self._slab(page).held == 0
 
-    def is_pinned(self, line: int) -> bool:
-        """Tell whether a slot is pinned.
+    def is_held(self, line: int) -> bool:
+        """Tell whether a slot is held.
 
         Raises:
             ValueError: the line is no live slot.
         """
         _, slot, slab = self._locate(line)
-        return bool(slab.pinned >> slot & 1)
+        return bool(slab.held >> slot & 1)
 
     @property
     def num_idle(self) -> int:
-        """Slabs without a pinned slot: their pages come free when what is cached in them goes."""
+        """Slabs without a held slot: their pages come free when what is cached in them goes."""
         return sum(len(bucket) for bucket in self._idle)
 
     def sparsest_idle(self) -> int | None:
@@ -177,11 +177,11 @@ class SlabAllocator:
         Changes nothing; costs O(slots moved).
 
         Raises:
-            ValueError: the page is no slab, or one of its slots is pinned.
+            ValueError: the page is no slab, or one of its slots is held.
         """
         slab = self._slab(page)
-        if slab.pinned:
-            raise ValueError(f"expected an idle slab, got page {page} with pinned slots")
+        if slab.held:
+            raise ValueError(f"expected an idle slab, got page {page} with held slots")
         moving = [line for line, _ in self.slots_of(page)]
         if self.num_open - (self.slots_per_slab - len(moving)) < len(moving):
             return None
@@ -193,13 +193,13 @@ class SlabAllocator:
         Moves bookkeeping only: the caller has copied the bytes.
 
         Raises:
-            ValueError: an old line is not live or is pinned, a new line is live or in no slab, or a line comes twice.
+            ValueError: an old line is not live or is held, a new line is live or in no slab, or a line comes twice.
                 Nothing is changed.
         """
         for old, new in moves:
             _, slot, slab = self._locate(old)
-            if slab.pinned >> slot & 1:
-                raise ValueError(f"expected slots that are not pinned, got line {old}")
+            if slab.held >> slot & 1:
+                raise ValueError(f"expected slots that are not held, got line {old}")
             page, slot = divmod(new, self.slots_per_slab)
             if self._slab(page).live >> slot & 1:
                 raise ValueError(f"expected a free slot to move to, got line {new}")
@@ -210,8 +210,8 @@ class SlabAllocator:
             target, new_slot = divmod(new, self.slots_per_slab)
             other = self._slabs[target]
             other.owners[new_slot], slab.owners[old_slot] = slab.owners[old_slot], NO_OWNER
-            self._change(target, live=other.live | 1 << new_slot, pinned=other.pinned)
-            self._change(source, live=slab.live & ~(1 << old_slot), pinned=slab.pinned)
+            self._change(target, live=other.live | 1 << new_slot, held=other.held)
+            self._change(source, live=slab.live & ~(1 << old_slot), held=slab.held)
         sources = dict.fromkeys(old // self.slots_per_slab for old, _ in moves)
         return [page for page in sources if self._pop_if_empty(page) is not None]
 
@@ -223,22 +223,22 @@ class SlabAllocator:
         """
         for page, slab in self._slabs.items():
             live = sum(1 << slot for slot, owner in enumerate(slab.owners) if owner != NO_OWNER)
-            if live != slab.live or live == 0 or slab.pinned & ~live:
-                raise InvariantError(f"slab {page}: live {slab.live:b}, pinned {slab.pinned:b}, owners {slab.owners}")
+            if live != slab.live or live == 0 or slab.held & ~live:
+                raise InvariantError(f"slab {page}: live {slab.live:b}, held {slab.held:b}, owners {slab.owners}")
             places = [
                 (side, count)
                 for side, buckets in (("busy", self._busy), ("idle", self._idle))
                 for count, bucket in enumerate(buckets)
                 if page in bucket
             ]
-            expected = [("busy" if slab.pinned else "idle", live.bit_count())]
+            expected = [("busy" if slab.held else "idle", live.bit_count())]
             if places != expected:
                 raise InvariantError(f"slab {page} in buckets {places}, expected {expected}")
         if sorted(self._slabs) != self._pages.held(PageKind.SLAB) or sum(self.occupancy()) != len(self._slabs):
             raise InvariantError(f"slabs {sorted(self._slabs)}, expected pages {self._pages.held(PageKind.SLAB)}")
-        found = [sum(getattr(slab, name).bit_count() for slab in self._slabs.values()) for name in ("live", "pinned")]
-        if found != [self.num_live, self.num_pinned]:
-            raise InvariantError(f"live and pinned slots {found}, expected {[self.num_live, self.num_pinned]}")
+        found = [sum(getattr(slab, name).bit_count() for slab in self._slabs.values()) for name in ("live", "held")]
+        if found != [self.num_live, self.num_held]:
+            raise InvariantError(f"live and held slots {found}, expected {[self.num_live, self.num_held]}")
         if self.opened - self.popped != len(self._slabs):
             raise InvariantError(f"opened {self.opened} - popped {self.popped} slabs, expected {len(self._slabs)}")
 
@@ -255,7 +255,7 @@ class SlabAllocator:
         return page, slot, slab
 
     def _partial(self) -> Iterator[int]:
-        """Yield slabs with room, fullest first; of equals the pinned ones first, so that idle slabs stay idle."""
+        """Yield slabs with room, fullest first; of equals the held ones first, so that idle slabs stay idle."""
         for count in range(self.slots_per_slab - 1, 0, -1):
             yield from self._busy[count]
             yield from self._idle[count]
@@ -274,14 +274,14 @@ class SlabAllocator:
         self.opened += 1
         return page
 
-    def _change(self, page: int, *, live: int, pinned: int) -> None:
+    def _change(self, page: int, *, live: int, held: int) -> None:
         """Set a slab's masks and move it to the bucket they mean."""
         slab = self._slabs[page]
-        del (self._busy if slab.pinned else self._idle)[slab.live.bit_count()][page]
+        del (self._busy if slab.held else self._idle)[slab.live.bit_count()][page]
         self.num_live += live.bit_count() - slab.live.bit_count()
-        self.num_pinned += pinned.bit_count() - slab.pinned.bit_count()
-        slab.live, slab.pinned = live, pinned
-        (self._busy if pinned else self._idle)[live.bit_count()][page] = None
+        self.num_held += held.bit_count() - slab.held.bit_count()
+        slab.live, slab.held = live, held
+        (self._busy if held else self._idle)[live.bit_count()][page] = None
 
     def _pop_if_empty(self, page: int) -> int | None:
         if self._slabs[page].live:

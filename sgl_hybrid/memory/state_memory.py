@@ -1,7 +1,7 @@
 """The state memory of one rank: page allocators, checkpoint store and device storage of an organization.
 
 A shared organization has one page allocator for attention, members, conv pages and slabs; a dual one has an allocator
-of attention pages and one of composites. Whoever asks for tokens or state slots sees no difference.
+of attention pages and one of checkpoints. Whoever asks for tokens or state slots sees no difference.
 
 Needs torch (through `page_pool`), so nothing else in this package imports it.
 Source: paper sections 3.1 to 3.5.

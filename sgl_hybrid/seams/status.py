@@ -79,8 +79,8 @@ def slab_counts(slabs: SlabAllocator) -> dict[str, Any]:
     return {
         "slabs": slabs.num_slabs,
         "live_slots": slabs.num_live,
-        "pinned_slots": slabs.num_pinned,
-        "cached_slots": slabs.num_live - slabs.num_pinned,
+        "held_slots": slabs.num_held,
+        "cached_slots": slabs.num_live - slabs.num_held,
         "free_slots": slabs.num_open,
         "opened": slabs.opened,
         "popped": slabs.popped,
@@ -91,7 +91,7 @@ def slab_counts(slabs: SlabAllocator) -> dict[str, Any]:
 def pools(tree: Any) -> dict[str, dict[str, int]]:
     """Units of each pool: total, free, cached without a reference, and held by requests.
 
-    A dual organization has a pool of attention pages and one of composites; a shared one has one pool of pages, in
+    A dual organization has a pool of attention pages and one of checkpoints; a shared one has one pool of pages, in
     which a slab page counts as cached while none of its slots is active or referenced.
     """
     memory = process.served().memory

@@ -153,17 +153,17 @@ def test_the_papers_budget_holds_the_papers_counts() -> None:
 def test_a_life_from_active_to_free(org: str) -> None:
     store = make(tiny_layout(org))
     v = store.allocate()
-    assert (store.life_of(v), store.is_protected(v)) == (Life.ACTIVE, True)
+    assert (store.life_of(v), store.is_held(v)) == (Life.ACTIVE, True)
     store.publish(v)
-    assert (store.life_of(v), store.is_protected(v)) == (Life.PUBLISHED, False)
+    assert (store.life_of(v), store.is_held(v)) == (Life.PUBLISHED, False)
     store.acquire(v)
     store.acquire(v)
     with pytest.raises(ValueError, match=f"without execution references, got {v} with 2"):
         store.free(v)
     store.release(v)
-    assert store.is_protected(v)
+    assert store.is_held(v)
     store.release(v)
-    assert not store.is_protected(v)
+    assert not store.is_held(v)
     pages = store.pages_of(v)
     assert sorted(store.free(v)) == sorted(pages)
     assert store.pages.num_free == store.pages.num_pages
@@ -262,12 +262,12 @@ def test_ledgers_name_who_has_each_unit(org: str) -> None:
     assert slots == ((4, 1, 0, 1, 1, 1) if org == "s2" else (0,) * 6) + (0,)
 
 
-def test_check_finds_a_stolen_part_a_lost_pin_and_a_wrong_count() -> None:
+def test_check_finds_a_stolen_part_a_lost_hold_and_a_wrong_count() -> None:
     for corrupt in (
         lambda store, v: store.pages.give_back(store.member_row(v)),
         lambda store, v: store._members.__setitem__(v, store.member_row(v - 1)),
         lambda store, v: store._lines.__setitem__(v, store.conv_row(v - 1)),
-        lambda store, v: store.slabs.unpin(store.conv_row(v)[0]),
+        lambda store, v: store.slabs.let_go(store.conv_row(v)[0]),
         lambda store, v: store._references.__setitem__(v, 1),
         lambda store, v: store._free.append(v),
         lambda store, v: setattr(store, "num_cached", 1),

@@ -33,7 +33,7 @@ SLABS: dict[str, Any] = {
     "slabs": 5,
     "free_slots": 64,
     "cached_slots": 13,
-    "pinned_slots": 3,
+    "held_slots": 3,
     "opened": 6,
     "popped": 1,
     "occupancy": [0, 2, 3],

@@ -1,4 +1,4 @@
-"""The slab allocator: fullest first, empty slabs go back, pinned slabs stay, moves are planned and then committed."""
+"""The slab allocator: fullest first, empty slabs go back, held slabs stay, moves are planned and then committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make(num_pages: int = 8, slots: int = 4) -> tuple[PageAllocator, SlabAllocat
 
 def snapshot(pages: PageAllocator, slabs: SlabAllocator) -> tuple[object, ...]:
     slots = {page: (slabs.slots_of(page), slabs.is_idle(page)) for page in slabs.slabs()}
-    return pages.num_free, slots, slabs.occupancy(), slabs.opened, slabs.popped, slabs.num_live, slabs.num_pinned
+    return pages.num_free, slots, slabs.occupancy(), slabs.opened, slabs.popped, slabs.num_live, slabs.num_held
 
 
 def test_a_line_is_slots_times_page_plus_slot_with_the_real_page_id() -> None:
@@ -44,14 +44,14 @@ def test_new_slots_go_to_the_fullest_slab_so_that_the_others_empty_out() -> None
     assert pages.count(PageKind.SLAB) == 3
 
 
-def test_of_equally_full_slabs_the_pinned_one_is_used_so_that_idle_ones_stay_reclaimable() -> None:
+def test_of_equally_full_slabs_the_held_one_is_used_so_that_idle_ones_stay_reclaimable() -> None:
     _, slabs = make()
     lines = [slabs.take_slot(owner) for owner in range(1, 9)]
     first, second = slabs.slabs()
     for line in (lines[3], lines[7]):
         slabs.give_back(line)
     for line in lines[:3]:
-        slabs.unpin(line)
+        slabs.let_go(line)
     assert (slabs.is_idle(first), slabs.is_idle(second)) == (True, False)
     assert slabs.take_slot(9) // 4 == second
 
@@ -84,15 +84,15 @@ def test_b42_a_line_that_is_not_live_is_refused_and_nothing_changes() -> None:
     slabs.give_back(slabs.take_slot(2))
     before = snapshot(pages, slabs)
     for wrong in (line + 1, 0, -1, 4 * 7, 4 * 100):
-        for operation in (slabs.give_back, slabs.pin, slabs.unpin, slabs.owner_of):
+        for operation in (slabs.give_back, slabs.hold, slabs.let_go, slabs.owner_of):
             with pytest.raises(ValueError, match=f"line of a live slot, got {wrong} "):
                 operation(wrong)
-    with pytest.raises(ValueError, match="not pinned"):
-        slabs.pin(line)
-    slabs.unpin(line)
-    with pytest.raises(ValueError, match="a pinned slot"):
-        slabs.unpin(line)
-    slabs.pin(line)
+    with pytest.raises(ValueError, match="not held"):
+        slabs.hold(line)
+    slabs.let_go(line)
+    with pytest.raises(ValueError, match="a held slot"):
+        slabs.let_go(line)
+    slabs.hold(line)
     with pytest.raises(ValueError, match="owner >= 1, got 0"):
         slabs.take_slot(0)
     with pytest.raises(ValueError, match="page of a slab, got 5"):
@@ -106,14 +106,14 @@ def test_the_sparsest_idle_slab_is_the_one_to_reclaim() -> None:
     assert slabs.sparsest_idle() is None
     first, second, third = slabs.slabs()
     for line in lines[:8]:
-        slabs.unpin(line)
+        slabs.let_go(line)
     assert slabs.sparsest_idle() == first
     slabs.give_back(lines[4])
     assert slabs.sparsest_idle() == second
     for line in lines[8:]:
-        slabs.unpin(line)
+        slabs.let_go(line)
     assert slabs.sparsest_idle() == third
-    slabs.pin(lines[8])
+    slabs.hold(lines[8])
     assert slabs.sparsest_idle() == second
 
 
@@ -122,7 +122,7 @@ def test_a_slab_is_emptied_into_the_fullest_others() -> None:
     lines = [slabs.take_slot(owner) for owner in range(1, 13)]
     first, second, third = slabs.slabs()
     for line in lines:
-        slabs.unpin(line)
+        slabs.let_go(line)
     for line in (lines[0], lines[4], lines[5], lines[8], lines[9]):
         slabs.give_back(line)
     before = snapshot(pages, slabs)
@@ -137,12 +137,12 @@ def test_a_slab_is_emptied_into_the_fullest_others() -> None:
     slabs.check()
 
 
-def test_a_slab_without_room_elsewhere_or_with_a_pin_is_not_emptied() -> None:
+def test_a_slab_without_room_elsewhere_or_with_a_held_slot_is_not_emptied() -> None:
     _, slabs = make()
     lines = [slabs.take_slot(owner) for owner in range(1, 8)]
     first, second = slabs.slabs()
     for line in lines[:4]:
-        slabs.unpin(line)
+        slabs.let_go(line)
     assert slabs.plan_moves(first) is None
     with pytest.raises(ValueError, match=f"expected an idle slab, got page {second}"):
         slabs.plan_moves(second)
@@ -153,11 +153,11 @@ def test_a_slab_without_room_elsewhere_or_with_a_pin_is_not_emptied() -> None:
     [
         ([(20, 4), (5, 5)], "line of a live slot, got 5"),
         ([(20, 6)], "a free slot to move to, got line 6"),
-        ([(20, 4), (21, 5)], "not pinned, got line 21"),
+        ([(20, 4), (21, 5)], "not held, got line 21"),
         ([(20, 32)], "page of a slab, got 8"),
         ([(20, 4), (22, 4)], "each line once"),
     ],
-    ids=["freed since", "taken since", "pinned since", "no slab", "twice"],
+    ids=["freed since", "taken since", "held since", "no slab", "twice"],
 )
 def test_moves_that_no_longer_fit_are_refused_and_nothing_changes(moves: list[tuple[int, int]], message: str) -> None:
     pages, slabs = make()
@@ -168,7 +168,7 @@ def test_moves_that_no_longer_fit_are_refused_and_nothing_changes(moves: list[tu
     for line in (4, 5):
         slabs.give_back(line)
     for line in (6, 7, 20, 22):
-        slabs.unpin(line)
+        slabs.let_go(line)
     before = snapshot(pages, slabs)
     with pytest.raises(ValueError, match=message):
         slabs.move(moves)
@@ -199,7 +199,7 @@ def test_random_use_keeps_the_ledger(slots: int) -> None:
 def test_check_finds_corruption() -> None:
     for corrupt in (
         lambda slabs, page: slabs._slabs[page].owners.__setitem__(0, 0),
-        lambda slabs, page: setattr(slabs._slabs[page], "pinned", 0b1000),
+        lambda slabs, page: setattr(slabs._slabs[page], "held", 0b1000),
         lambda slabs, page: slabs._idle[2].__setitem__(page, None),
         lambda slabs, page: slabs._slabs.pop(page),
         lambda slabs, page: setattr(slabs, "num_live", 5),
@@ -207,7 +207,7 @@ def test_check_finds_corruption() -> None:
     ):
         _, slabs = make()
         slabs.take_slot(1)
-        slabs.unpin(slabs.take_slot(2))
+        slabs.let_go(slabs.take_slot(2))
         slabs.check()
         corrupt(slabs, slabs.slabs()[0])
         with pytest.raises(InvariantError):
