@@ -138,6 +138,8 @@ CACHE_POLICIES = (
     "preempt-pin-k",
     "protection-budget",
     "checkpoint-eviction",
+    "checkpoint-placement",
+    "slab-reclaim",
 )
 """Flags that say what the prefix cache keeps; there must be one."""
 

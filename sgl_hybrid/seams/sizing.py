@@ -204,9 +204,12 @@ def make_plan(
         # The same as what `allocators.BlockAllocator.max_new_tokens_for_memory` leaves for one request.
         need = admission_budget(layout, context_tokens=context_tokens, attention_fraction=fraction).budget
         if budget.total_bytes < need.total_bytes:
+            given = f"{text} = {budget.total_bytes} bytes"
+            if available_bytes is not None:
+                given = f"{text} bytes, what --mem-fraction-static leaves; nearest: a smaller --context-length"
             raise SettingError(
                 f"--memory-budget: expected at least {need.total_bytes} bytes for one request of {context_tokens} "
-                f"tokens ({settings.memory_org}), got {text} = {budget.total_bytes} bytes"
+                f"tokens ({settings.memory_org}), got {given}"
             )
     return MemoryPlan(settings, geometry, layout, plan_units(layout, budget, attention_fraction=fraction))
 

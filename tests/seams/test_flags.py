@@ -162,6 +162,8 @@ def test_a_mistake_is_one_line_and_status_2(
         ["--checkpoint-lifetime", "retained"],
         ["--preempt-pin-k", "1"],
         ["--checkpoint-eviction", "lru"],
+        ["--checkpoint-placement", "all"],
+        ["--slab-reclaim", "migrate"],
     ],
 )
 def test_a_policy_of_the_cache_needs_a_cache(

@@ -256,3 +256,13 @@ def test_the_smallest_budget_is_the_one_that_a_server_takes(capsys: pytest.Captu
     plan(least)
     with pytest.raises(SettingError, match=f"expected at least {least} bytes for one request of 8192 tokens"):
         plan(least - 1)
+
+
+def test_too_little_memory_for_a_budget_that_was_left_out_names_what_decides_it() -> None:
+    with pytest.raises(SettingError, match="got 1048576 bytes, what --mem-fraction-static leaves; nearest: a smaller"):
+        make_plan(
+            MemorySettings(memory_org="s2"),
+            model_geometry("falcon-h1-7b"),
+            context_tokens=8192,
+            available_bytes=1 << 20,
+        )
