@@ -62,9 +62,9 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "memory-budget",
-        "BYTES",
-        "State memory over all layers of this rank, with a unit (4GiB, 512MiB, 1073741824), or a planner label such as "
-        "b63. Default: what --mem-fraction-static leaves.",
+        "SIZE",
+        "State memory over all layers of this rank: a size (4GiB, 512MiB, or a plain number of bytes), a size per "
+        "plane (100MiB/layer), or a planner label such as b63. Default: what --mem-fraction-static leaves.",
     ),
     Flag(
         "d0-attention-fraction",
@@ -95,8 +95,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "checkpoint-lifetime",
         "{transient,cached,retained}",
-        "What becomes of a running request's earlier boundary when it passes the next: freed (transient), kept in "
-        "order of recency (cached, default), or so and protected while it runs if enough requests want it (retained).",
+        "What happens to a running request's checkpoint when the request passes the next boundary: transient frees it; "
+        "cached (default) keeps it until eviction reaches it; retained also protects it from eviction while the "
+        "request runs, if --retention-k requests want it.",
     ),
     Flag(
         "retention-k",
@@ -106,8 +107,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "preempt-pin-k",
         "{off,3,2,1}",
-        "Distinct requests that must have used a boundary of a retracted request for it to be pinned until the request "
-        "resumes; 1 counts the request that published it. Default: off.",
+        "Protect the deepest boundary of a retracted request that at least this many distinct requests have used, "
+        "until the request resumes; with 1 the boundaries that it published itself count. Default: off.",
     ),
     Flag(
         "protection-budget",
