@@ -151,7 +151,7 @@ def _organization(
     if layout.shared:
         return units.total_bytes, {f"pages of {layout.page_bytes * layout.planes:,} B": units.num_pages}
     attention = f"blocks of {layout.page_tokens} tokens"
-    return units.total_bytes, {attention: units.num_attention_pages, "composites": units.num_checkpoints}
+    return units.total_bytes, {attention: units.num_attention_pages, "checkpoints": units.num_checkpoints}
 
 
 def _stock(

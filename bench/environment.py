@@ -40,12 +40,12 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changes)}
 
 
-def statement(environment: dict[str, Any]) -> str:
-    """Return one sentence on what numbers from this environment can say."""
+def statement(environment: dict[str, Any], *, cpu: bool = False) -> str:
+    """Return one sentence on what numbers from this environment can say. cpu: they are of a CPU, whatever is beside."""
     machine = environment["machine"]
     where = f"{machine['cpu']}, {machine['num_cores']} cores, {machine['memory_gib']} GiB"
-    if machine["accelerators"]:
-        return f"Run on {', '.join(machine['accelerators'])} ({where})."
+    if machine["accelerators"] and not cpu:
+        return f"On a machine with {', '.join(machine['accelerators'])} ({where})."
     return f"CPU run ({where}): its numbers compare organizations on this machine and are no GPU numbers."
 
 

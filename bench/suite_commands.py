@@ -78,7 +78,7 @@ def run_case(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try failed cells again", **KEPT)] = False,
     out: Annotated[Path | None, typer.Option(help="folder; one of this campaign is gone on with", **KEPT)] = None,
 ) -> None:
-    """Measure a case: every arm at every condition, one server at a time, in balanced random order.
+    """Measure a case on the CPU: every arm at every condition, one server at a time, in balanced random order.
 
     A quick look; the case with three of its seeds; chosen arms at one budget:
 

@@ -180,7 +180,7 @@ def summarize(rounds: Mapping[str, Sequence[Sequence[Step]]]) -> list[ArmResult]
 
 
 def table(results: Sequence[ArmResult], case: StepCase) -> str:
-    """Return the results as Markdown, with what each arm keeps of the promise."""
+    """Return the results as Markdown, and which arms meet the goal."""
     lines = [
         f"Thread time of one decode step at batch {case.batch} in µs, mean of {case.rounds} rounds of "
         f"{case.output_tokens} steps; added in percent over {BASELINE} with the 95 % interval over rounds.",

@@ -26,7 +26,7 @@ class Measurement(NamedTuple):
 
 
 def timing_table(measurements: Sequence[Measurement], copy_rate: float) -> str:
-    """Return the table of times and, below it, what the numbers say about the promises.
+    """Return the table of times and, below it, what the numbers say about the goals.
 
     copy_rate: bytes read and written per second by a device copy of the same run.
     """
@@ -50,7 +50,7 @@ def timing_table(measurements: Sequence[Measurement], copy_rate: float) -> str:
         spread = f"{time_us:.2f} ({min(m.samples_us):.2f} to {max(m.samples_us):.2f})"
         ratio = ratio_to(m.samples_us, baselines[m.state, m.batch, m.order])
         lines.append(f"{case}| {spread} | {m.total_bytes / 1e6:.2f} | {_share(m, copy_rate):.1%} | {ratio:.3f} |")
-    return "\n".join([*lines, "", "## Promises", "", *_promises(measurements, copy_rate, baselines)]) + "\n"
+    return "\n".join([*lines, "", "## Goals", "", *_goals(measurements, copy_rate, baselines)]) + "\n"
 
 
 def ratio_to(samples: Sequence[float], baseline: Sequence[float]) -> float:
@@ -62,7 +62,7 @@ def _share(measurement: Measurement, copy_rate: float) -> float:
     return measurement.total_bytes / (median(measurement.samples_us) * 1e-6) / copy_rate
 
 
-def _promises(
+def _goals(
     measurements: Sequence[Measurement], copy_rate: float, baselines: dict[tuple[str, int, str], list[float]]
 ) -> list[str]:
     paged = {(m.state, m.batch, m.order): m for m in measurements if m.arm == "paged"}
@@ -73,14 +73,14 @@ def _promises(
     slower = [ratio_to(paged[case].samples_us, m.samples_us) for case, m in stock.items()]
     slower_early = [ratio_to(early[case].samples_us, m.samples_us) for case, m in stock.items() if case in early]
     return [
-        _promise("paged within 2 % of contiguous from batch 8 on", large, lambda worst: worst <= 1.02, max, "{:.3f}"),
-        _promise("85 % of the copy bandwidth at batch 64", shares, lambda worst: worst >= 0.85, min, "{:.1%}"),
-        _promise("not slower than stock anywhere", slower, lambda worst: worst <= 1.0, max, "{:.3f}"),
-        _promise("the same with the early start", slower_early, lambda worst: worst <= 1.0, max, "{:.3f}"),
+        _goal("paged within 2 % of contiguous from batch 8 on", large, lambda worst: worst <= 1.02, max, "{:.3f}"),
+        _goal("85 % of the copy bandwidth at batch 64", shares, lambda worst: worst >= 0.85, min, "{:.1%}"),
+        _goal("not slower than stock anywhere", slower, lambda worst: worst <= 1.0, max, "{:.3f}"),
+        _goal("the same with the early start", slower_early, lambda worst: worst <= 1.0, max, "{:.3f}"),
     ]
 
 
-def _promise(
+def _goal(
     text: str,
     values: list[float],
     holds: Callable[[float], bool],

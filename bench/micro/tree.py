@@ -4,7 +4,7 @@ One process for each arm and number of cached nodes (`sgl_hybrid.seams.tree_time
 model) takes turns with a prompt of 3,332 tokens: look up, evict, insert, look up again. The arms of one size take their
 rounds in changing order; the times are thread times, the raw ones are kept.
 
-Promises: not slower than SGLang's component, and flat: no slower among many cached nodes than among few.
+Goals: not slower than SGLang's component, and flat: no slower among many cached nodes than among few.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def summarize(rounds: Mapping[str, Sequence[Sequence[Mapping[str, int]]]], nodes
 
 
 def table(results: Sequence[TreeResult]) -> str:
-    """Return the results as Markdown, with what each organization keeps of the promises."""
+    """Return the results as Markdown, and which goals each organization meets."""
     lines = [
         "Thread time of one prompt of 3,332 tokens in µs (medians); a turn is the four operations together, over the "
         "rival in percent with the 95 % interval over rounds.",
@@ -172,18 +172,18 @@ def table(results: Sequence[TreeResult]) -> str:
         parts = " | ".join(f"{result.parts_us[name]:,.0f}" for name in OPERATIONS)
         turn = f"{result.turn_us:,.0f} | {percent(result.over_rival)}"
         lines.append(f"| {result.arm} | {result.nodes:,} | {parts} | {turn} |")
-    return "\n".join([*lines, "", *_promises(results)])
+    return "\n".join([*lines, "", *_goals(results)])
 
 
-def _promises(results: Sequence[TreeResult]) -> list[str]:
+def _goals(results: Sequence[TreeResult]) -> list[str]:
     lines = []
     for arm in dict.fromkeys(result.arm for result in results if result.over_rival is not None):
         own = [result for result in results if result.arm == arm]
         worst = max(result.over_rival.estimate for result in own if result.over_rival is not None)
-        lines.append(f"- {arm}: not slower than {RIVALS[arm]}: {_kept(worst <= 0)} (worst {worst:+.1f} %)")
+        lines.append(f"- {arm}: not slower than {RIVALS[arm]}: {_met(worst <= 0)} (worst {worst:+.1f} %)")
         growth = own[-1].turn_us / own[0].turn_us
         span = f"from {own[0].nodes:,} to {own[-1].nodes:,} nodes"
-        lines.append(f"- {arm}: flat {span}: {_kept(growth <= MOST_GROWTH)} ({growth:.2f} times)")
+        lines.append(f"- {arm}: flat {span}: {_met(growth <= MOST_GROWTH)} ({growth:.2f} times)")
     return lines
 
 
@@ -203,7 +203,7 @@ def _measure_size(case: TreeCase, trees: Mapping[str, TreeProcess], nodes: int, 
     return summarize(rounds, nodes, cores.pop())
 
 
-def _kept(holds: bool) -> str:
+def _met(holds: bool) -> str:
     return "met" if holds else "NOT met"
 
 

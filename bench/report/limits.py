@@ -18,10 +18,10 @@ CPU = (
     "tables, and SGLang's by torch operators through its own. What a kernel's page mapping costs is measured apart.",
 )
 ENGINES = (
-    "The arms of this project run SGLang's prefix tree in its Python core; SGLang's own arms run the Rust core. The "
-    "difference is inside the numbers, against this project.",
-    "SGLang's rivals run on the same reference platform as this project's arms (`sgl_hybrid_cpu`), because SGLang "
-    "ships none for Mamba2 on a CPU.",
+    "The arms of this project run SGLang's prefix tree in its Python core; SGLang's own arms run the Rust core. What "
+    "that costs or gains either side was not measured.",
+    "SGLang's own arms run on the CPU reference platform of this project (`sgl_hybrid_cpu`), because SGLang ships no "
+    "Mamba2 operators for a CPU.",
 )
 UNIFIED = (
     "`stock-unified` is SGLang's pool with its refusals of a CPU lifted; its virtual token ids are translated row by "
@@ -39,10 +39,8 @@ def limits(
 ) -> list[str]:
     """Return the limits of a report, from the general to what this one lacks. paces: of its campaigns."""
     held = list(outcomes)
-    found = list(dict.fromkeys(statement(environment) for environment in environments))
-    if not any(environment["machine"]["accelerators"] for environment in environments):
-        found += CPU
-    found += ENGINES
+    found = list(dict.fromkeys(statement(environment, cpu=True) for environment in environments))
+    found += CPU + ENGINES
     if any(outcome.arm == "stock-unified" for outcome in held):
         found += UNIFIED
     if any(outcome.arm.startswith("vllm") for outcome in held):
@@ -56,7 +54,7 @@ def limits(
     if len(seeds) < 6:
         found.append(
             f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}: a sign-flip test needs six to reach 5 % even for one "
-            "comparison. Intervals and signs are what there is."
+            "comparison. Read the intervals and the signs; no test can confirm anything here."
         )
     if any((environment["git"] or {}).get("dirty") for environment in environments):
         found.append(

@@ -83,7 +83,7 @@ def test_the_rounding_is_printed(serving: Serving) -> None:
         "63 pages of 796,672 B: 50,190,336 B, 0.77 % under the budget"
     )
     assert plan_arm(arm_of("d0"), "b63", serving, POLICY).describe() == (
-        "3,256 blocks of 16 tokens, 30 composites: 50,573,312 B, 0.01 % under the budget"
+        "3,256 blocks of 16 tokens, 30 checkpoints: 50,573,312 B, 0.01 % under the budget"
     )
 
 
@@ -129,9 +129,9 @@ def test_the_smallest_budget_of_an_organization_is_its_servers(serving: Serving,
 
 
 def test_a_split_of_d0_has_its_own_units(serving: Serving) -> None:
-    """0.427383 of 50,577,408 B is 2,638 blocks of 8,192 B; the rest is 36 composites of 796,672 B."""
+    """0.427383 of 50,577,408 B is 2,638 blocks of 8,192 B; the rest is 36 checkpoints of 796,672 B."""
     plan = plan_arm(arm_of("d0"), "b63", serving, Policy(cap=63, variant="split=0.427383"))
-    assert plan.units == {"blocks of 16 tokens": 2638, "composites": 36}
+    assert plan.units == {"blocks of 16 tokens": 2638, "checkpoints": 36}
     assert plan.total_bytes == 2638 * 8192 + 36 * 796_672
 
 

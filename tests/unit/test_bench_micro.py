@@ -1,4 +1,4 @@
-"""Comparisons of single parts: orders, summaries, promises and gates, on times that are made up."""
+"""Comparisons of single parts: orders, summaries, goals and gates, on times that are made up."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_host_cost_is_all_but_the_model_and_added_is_paired_by_round() -> None:
     assert "- s2: at most 10 % host cost over stock-extra: met" in step.table([base, own], step_case())
 
 
-def test_a_promise_that_is_broken_is_said() -> None:
+def test_a_goal_that_is_missed_is_said() -> None:
     rounds = {step.BASELINE: [steps_of(100.0), steps_of(100.0)], "s2": [steps_of(120.0), steps_of(121.0)]}
     assert "- s2: at most 10 % host cost over stock-extra: NOT met" in step.table(step.summarize(rounds), step_case())
 
@@ -132,7 +132,7 @@ def run_tree(monkeypatch: pytest.MonkeyPatch, folder: Path, costs: dict[tuple[st
     return results, tree.table(results)
 
 
-def test_a_tree_that_is_fast_and_flat_keeps_its_promises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tree_that_is_fast_and_flat_meets_its_goals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     costs = {("stock-512", 10): 100.0, ("s2", 10): 90.0, ("stock-512", 1000): 900.0, ("s2", 1000): 99.0}
     results, text = run_tree(monkeypatch, tmp_path / "run", costs)
     assert [(result.arm, result.nodes) for result in results] == list(costs)

@@ -55,7 +55,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_a_run_writes_the_table_the_promises_and_the_raw_samples(
+def test_a_run_writes_the_table_the_goals_and_the_raw_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(arguments: Any) -> Any:
