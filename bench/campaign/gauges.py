@@ -81,14 +81,17 @@ def read_sglang(url: str) -> Snapshot:
 
 
 def read_vllm(url: str) -> Snapshot:
-    """Ask a vLLM server; its input counter has cached tokens in it, which are taken out. Raises: as `read_sglang`."""
+    """Ask a vLLM server. Raises: as `read_sglang`.
+
+    Its prompt tokens less its prefix cache hits are no count: a hit is noted at every try to schedule a request, its
+    prompt when the prefill ends.
+    """
     totals = _totals(_get(url, "/metrics").decode())
-    prompts, hits = totals.get("vllm:prompt_tokens_total"), totals.get("vllm:prefix_cache_hits_total")
     return Snapshot(
         {
             "running": totals.get("vllm:num_requests_running"),
             "waiting": totals.get("vllm:num_requests_waiting"),
-            "input_tokens": None if prompts is None else prompts - (hits or 0.0),
+            "input_tokens": totals.get("vllm:prompt_tokens_by_source_total/local_compute"),
             "output_tokens": totals.get("vllm:generation_tokens_total"),
             "preemptions": totals.get("vllm:num_preemptions_total"),
             "other": {name: totals[name] for name in ("vllm:kv_cache_usage_perc",) if name in totals},
@@ -158,12 +161,12 @@ def read_samples(folder: Path) -> list[GaugeSample]:
 
 
 def _totals(text: str) -> dict[str, float]:
-    """Return each metric's value summed over its labels; a label `mode` stays apart, as `name/mode`."""
+    """Return each metric's value summed over its labels; a label `mode` or `source` stays apart, as `name/mode`."""
     totals: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            mode = sample.labels.get("mode")
-            totals[f"{sample.name}/{mode}" if mode else sample.name] += sample.value
+            apart = sample.labels.get("mode") or sample.labels.get("source")
+            totals[f"{sample.name}/{apart}" if apart else sample.name] += sample.value
     return dict(totals)
 
 

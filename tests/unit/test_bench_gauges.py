@@ -20,7 +20,10 @@ vllm:num_requests_waiting{engine="0"} 2.0
 # TYPE vllm:prompt_tokens counter
 vllm:prompt_tokens_total{engine="0"} 1000.0
 # TYPE vllm:prefix_cache_hits counter
-vllm:prefix_cache_hits_total{engine="0"} 300.0
+vllm:prefix_cache_hits_total{engine="0"} 9000.0
+# TYPE vllm:prompt_tokens_by_source counter
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 700.0
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 300.0
 # TYPE vllm:generation_tokens counter
 vllm:generation_tokens_total{engine="0"} 70.0
 # TYPE vllm:num_preemptions counter
