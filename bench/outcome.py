@@ -31,7 +31,8 @@ class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
     at once, None where the server chose. headroom: admission headroom f. variant: what else sets cells of one case
     apart (`isolate`, `share`, `onoff`, `split=0.477`, `pin=2`), empty where nothing does. metrics: keys of
     `bench.metrics.METRICS`, without those that could not be formed. counters: what client, server and gauges counted,
-    by name. reason: why a failed or refused cell has no numbers, in one line. attempt: 1 for the first.
+    by name. reason: why a failed or refused cell has no numbers, or what numbers a measured one lacks and why, in one
+    line. attempt: 1 for the first.
     """
 
     case: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 _HOST = "127.0.0.1"
 POLL_S = 0.5
@@ -128,8 +129,10 @@ class ServerProcess:
         if status != 200:
             self.check_alive()
             raise ServerError(f"expected /server_info of {self.url}, got HTTP status {status}{self._last_lines()}")
-        info: dict[str, Any] = json.loads(content)
-        return info
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ServerError(f"expected a JSON object at /server_info of {self.url}, got: {error}") from error
 
     def stop(self, grace_s: float = 20.0) -> None:
         """End the server: SIGTERM to its leader, and after at most `grace_s` SIGKILL to whatever is left of it.

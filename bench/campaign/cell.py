@@ -28,9 +28,11 @@ from bench.environment import describe_environment
 from bench.load import LoadSettings
 from bench.metrics.latency import Limits
 from bench.metrics.measure import measure
+from bench.metrics.work import fallen
 from bench.records import PlannedRequest, RequestRecord, read_records
 from bench.server import ServerError, ServerProcess, free_port
 from bench.session import LoadCase, LoadResult, run_load
+from bench.summary import Summary
 from bench.variants import variant_of
 from bench.workloads import digest, make_workload
 from sgl_hybrid.errors import SettingError
@@ -149,7 +151,7 @@ class CellRunner:
         except GateError as error:
             self._gates[cell.arm, plan.flags] = reason = f"gate: {error}"
             return row("failed", reason)
-        except (ServerError, SettingError) as error:
+        except (ServerError, ValueError) as error:  # a SettingError, or a record that no number can be made of
             return row("failed", _line(error))
 
     def _measure(self, cell: Cell, plan: ArmPlan, server: ServerProcess, folder: Path, row: Callable[..., Row]) -> Row:
@@ -165,7 +167,13 @@ class CellRunner:
         if result.ended == "server lost":
             server.check_alive()  # says why, if the process ended
             return row("failed", "the server no longer answers")
-        counters |= self._counters(result, server, arm)
+        counters |= _counted_by_client(result.summary)
+        lacks = []
+        if arm.engine == "sglang":
+            try:
+                counters |= _counted_by_server(server.info())
+            except ServerError as error:  # the load was answered: its numbers stand
+                lacks.append(f"no counters of the server after the load: {_line(error)}")
         records = read_records(folder / "load")
         problem = _problem(records)
         if problem is not None:
@@ -173,7 +181,8 @@ class CellRunner:
         samples = read_samples(folder)
         counters["num_samples"] = float(len(samples))
         metrics = measure(records, samples, episode_ns=episode_ns, limits=self._conditions.limits)
-        return row("ok", metrics=metrics, counters=counters)
+        lacks += [f"no work: the server's counter of {name} fell" for name in fallen(samples)]
+        return row("ok", "; ".join(lacks) or None, metrics=metrics, counters=counters)
 
     def _write_manifest(self, cell: Cell, plan: ArmPlan, attempt: int, folder: Path, launch: Launch) -> None:
         threads = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_"))}
@@ -215,25 +224,26 @@ class CellRunner:
             beside=lambda start_ns: polling(read, server.url, folder, start_ns, conditions.period_s),
         )
 
-    def _counters(self, result: LoadResult, server: ServerProcess, arm: Arm) -> dict[str, float]:
-        """Return what client and server counted; the server's own report under its own names."""
-        summary = result.summary
-        found = {
-            "num_requests": summary.num_requests,
-            "num_ok": summary.num_ok,
-            "num_short": summary.num_short,
-            "num_retries": summary.num_retries,
-            "output_tokens": summary.output_tokens,
-            "prompt_tokens": summary.prompt_tokens,
-            "cached_tokens": summary.cached_tokens,
-        }
-        counted = {name: float(value) for name, value in found.items() if value is not None}
-        if arm.engine != "sglang":
-            return counted
-        state: dict[str, Any] = (server.info().get("internal_states") or [{}])[0]
-        cap = state.get("effective_max_running_requests_per_dp")
-        counted |= {} if cap is None else {"running_requests_cap": float(cap)}
-        return counted | numbers(state.get("memory_organization") or {})
+
+def _counted_by_client(summary: Summary) -> dict[str, float]:
+    found = {
+        "num_requests": summary.num_requests,
+        "num_ok": summary.num_ok,
+        "num_short": summary.num_short,
+        "num_retries": summary.num_retries,
+        "output_tokens": summary.output_tokens,
+        "prompt_tokens": summary.prompt_tokens,
+        "cached_tokens": summary.cached_tokens,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _counted_by_server(info: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of an SGLang server's report under its own names, and how many requests it runs at most."""
+    state: dict[str, Any] = (info.get("internal_states") or [{}])[0]
+    cap = state.get("effective_max_running_requests_per_dp")
+    counted = {} if cap is None else {"running_requests_cap": float(cap)}
+    return counted | numbers(state.get("memory_organization") or {})
 
 
 def _problem(records: list[RequestRecord]) -> str | None:

@@ -43,7 +43,7 @@ def check_server(arm: Arm, plan: ArmPlan, info: dict[str, Any]) -> None:
     report = state.get("memory_organization") or {}
     _expect("memory organization", arm.organization, report.get("organization"))
     if arm.organization is not None:
-        _expect("bytes of state memory", plan.total_bytes, report["units"]["total_bytes"])
+        _expect("bytes of state memory", plan.total_bytes, (report.get("units") or {}).get("total_bytes"))
         return
     _expect("unified memory", "--enable-unified-memory" in arm.flags, bool(info.get("enable_unified_memory")))
     _expect("state slots", plan.units["state slots"], state.get("max_mamba_cache_size"))

@@ -200,4 +200,5 @@ def _came_to(row: Row) -> str:
     outcome = row.outcome
     if outcome.status != "ok":
         return f"{outcome.status}: {outcome.reason}"
-    return f"{outcome.metrics['output_tokens_per_s']:.1f} tokens/s in {duration(row.seconds)}"
+    lacks = f" ({outcome.reason})" if outcome.reason else ""
+    return f"{outcome.metrics['output_tokens_per_s']:.1f} tokens/s in {duration(row.seconds)}{lacks}"

@@ -15,6 +15,8 @@ import msgspec
 from bench.metrics.windows import Window
 from bench.samples import GaugeSample
 
+COUNTERS = ("input_tokens", "output_tokens", "steps")
+
 
 class Work(msgspec.Struct, frozen=True):
     """Growth of the counters over one window. `steps` is None where the server does not count them."""
@@ -35,11 +37,11 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def work(samples: Sequence[GaugeSample], window: Window | None = None) -> Work | None:
-    """Return the work between the first and the last sample that report both token counters; None if fewer than two do.
+    """Return the work between the first and the last sample that report both token counters.
+
+    None if fewer than two do, or if a counter fell between them (`fallen`): its growth is then no work.
 
     window: look at the samples inside only.
-
-    Raises: ValueError if a counter fell: the samples are of two servers.
     """
     valid = [
         sample
@@ -48,17 +50,22 @@ def work(samples: Sequence[GaugeSample], window: Window | None = None) -> Work |
         and sample.output_tokens is not None
         and (window is None or window.holds(sample.at_ns))
     ]
-    if len(valid) < 2:
+    if len(valid) < 2 or fallen(valid):
         return None
-    growth = {name: _growth(valid, name) for name in ("input_tokens", "output_tokens", "steps")}
+    growth = {name: _growth(valid, name) for name in COUNTERS}
     inputs, outputs = growth["input_tokens"] or 0.0, growth["output_tokens"] or 0.0
     return Work(recorded_tokens=inputs + outputs, output_tokens=outputs, steps=growth["steps"])
 
 
+def fallen(samples: Sequence[GaugeSample]) -> list[str]:
+    """Return the counters that were lower in a later sample: the server began anew, or does not count what it says."""
+    return [name for name in COUNTERS if any(after < before for before, after in pairwise(_values(samples, name)))]
+
+
 def _growth(samples: Sequence[GaugeSample], name: str) -> float | None:
-    values = [getattr(sample, name) for sample in samples]
-    if any(value is None for value in values):
-        return None
-    if any(after < before for before, after in pairwise(values)):
-        raise ValueError(f"expected the counter {name} to rise over the samples of one server, got a fall")
-    return float(values[-1] - values[0])
+    values = _values(samples, name)
+    return float(values[-1] - values[0]) if len(values) == len(samples) else None
+
+
+def _values(samples: Sequence[GaugeSample], name: str) -> list[float]:
+    return [value for value in (getattr(sample, name) for sample in samples) if value is not None]

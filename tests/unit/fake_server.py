@@ -38,6 +38,8 @@ class FakeServer:
         die_after: int | None = None,
         state: dict[str, Any] | None = None,
         forgetful: bool = False,
+        mute_after: int | None = None,
+        falling: bool = False,
     ) -> None:
         self.token_s = token_s
         self.incremental = incremental
@@ -46,6 +48,8 @@ class FakeServer:
         self.die_after = die_after
         self.state = state
         self.forgetful = forgetful
+        self.mute_after = mute_after
+        self.falling = falling
         self.port = port
         self.bodies: list[dict[str, Any]] = []
         self.flushes = 0
@@ -113,6 +117,8 @@ class FakeServer:
         return web.json_response({"data": [{"id": MODEL}]})
 
     async def _server_info(self, _: web.Request) -> web.Response:
+        if self.mute_after is not None and len(self.bodies) >= self.mute_after:
+            return web.json_response([], status=500)
         states = {} if self.state is None else {"internal_states": [self.state]}
         return web.json_response({"model_path": MODEL, "version": "0.0", **states})
 
@@ -163,7 +169,7 @@ class FakeServer:
         if not ids:
             return web.json_response({"error": {"message": "input_ids is empty"}}, status=400)
         cached = self._cached(ids, body.get("cache_salt"))
-        self.computed_tokens += len(ids) - cached
+        self.computed_tokens += -1 if self.falling else len(ids) - cached
         self.output_tokens += count
         outputs = [(len(ids) + step + (cached if self.forgetful else 0)) % 500 for step in range(count)]
         if not body.get("stream"):
@@ -229,6 +235,8 @@ def main() -> None:
     parser.add_argument("--fail", action="store_true", help="end at start, as a server with a bad flag does")
     parser.add_argument("--child", type=Path, help="start a child that does not end by itself; write its id here")
     parser.add_argument("--forgetful", action="store_true", help="answer cached prompts with other tokens")
+    parser.add_argument("--mute-after", type=int, help="no /server_info after so many requests")
+    parser.add_argument("--falling", action="store_true", help="an input counter that falls with every request")
     parser.add_argument("--memory-org")
     parser.add_argument("--total-bytes", type=int, help="state memory to report for --memory-org")
     parser.add_argument("--max-mamba-cache-size", type=int)
@@ -249,7 +257,7 @@ def main() -> None:
         slabs = {"slabs": 1, "live_slots": 3, "active_or_referenced_slots": 2, "occupancy": [0, 0, 0, 1]}
         units = {"total_bytes": known.total_bytes, "budget": "b63"}
         state["memory_organization"] = {"organization": known.memory_org, "units": units, "slabs": slabs}
-    options = {"token_s": known.token_s, "die_after": known.die_after, "forgetful": known.forgetful}
+    options = {name: getattr(known, name) for name in ("token_s", "die_after", "forgetful", "mute_after", "falling")}
     with FakeServer(port=known.port, state=state, **options):
         while True:
             time.sleep(1)

@@ -124,6 +124,20 @@ def test_a_dead_server_is_a_row_with_its_reason_and_a_second_attempt_leaves_the_
     assert [outcome.attempt for outcome in adopted(r.outcome for r in rows)] == [2]
 
 
+def test_a_load_that_was_answered_is_kept_without_what_the_server_did_not_say(model: Path, tmp_path: Path) -> None:
+    launch = StandIn(s1="--mute-after 12", s2="--falling --token-s 0.002")  # six of the gate, six of the load
+    assert campaign(model, tmp_path, launch, arms="s1 s2") == CampaignResult(2, 0, 0, False)
+    mute, falling = sorted((row.outcome for row in read_rows(tmp_path)), key=lambda outcome: outcome.arm)
+    assert mute.reason is not None
+    assert mute.reason.startswith("no counters of the server after the load: expected /server_info of http://127.0.0.1")
+    assert mute.counters["num_ok"] == REQUESTS
+    assert "slabs.live_slots" not in mute.counters
+    assert falling.reason == "no work: the server's counter of input_tokens fell"
+    assert falling.counters["slabs.live_slots"] == 3
+    assert "c_once_tokens" not in falling.metrics
+    assert min(mute.metrics["output_tokens_per_s"], falling.metrics["output_tokens_per_s"]) > 0
+
+
 STATE = {"max_mamba_cache_size": 30, "mamba_radix_cache_strategy": "extra_buffer"}
 S2 = {"organization": "s2", "units": {"total_bytes": 50_593_792}}
 

@@ -18,7 +18,7 @@ from bench.metrics.windows import (
     output_tokens_in,
     request_span,
 )
-from bench.metrics.work import Work, work
+from bench.metrics.work import Work, fallen, work
 from bench.records import RequestRecord
 from bench.samples import GaugeSample
 
@@ -265,5 +265,15 @@ def test_work_is_the_growth_of_the_counters_and_input_is_what_output_leaves() ->
     without = work([sample(0, input_tokens=0, output_tokens=0), sample(1, input_tokens=4, output_tokens=2)])
     assert without == Work(6, 2, None)
     assert without.recorded_tokens_per_step is None
-    with pytest.raises(ValueError, match="input_tokens to rise"):
-        work(list(reversed(SAMPLES)))
+
+
+def test_a_counter_that_falls_is_named_and_costs_the_work_alone() -> None:
+    """vLLM's prompts less hits: 3,336 tokens, then 1,672."""
+    falling = [sample(0, input_tokens=3336, output_tokens=1), sample(1, input_tokens=1672, output_tokens=2)]
+    assert fallen(falling) == ["input_tokens"]
+    assert fallen(SAMPLES) == []
+    assert fallen([sample(0, steps=3), sample(1), sample(2, steps=2)]) == ["steps"]
+    assert work(falling) is None
+    found = measure([record(0)], falling)
+    assert "output_tokens_per_s" in found
+    assert not {"recorded_tokens", "c_once_tokens", "poller_output_tokens_per_s"} & found.keys()
