@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from bench.registry import registered
+from bench.variants import AUTO_HEADROOM
 
 MAIN_SEEDS = tuple(range(42000, 42012))
 """Source: paper Table 2 (Q1, Q3, Q4), section B.5."""
@@ -49,7 +50,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One registered experiment. `metric` is a key of `bench.metrics.METRICS`, and so are the values of `beside`: what
-    the answer tells besides, by the name it has there. `source` says where the paper has it."""
+    the answer tells besides, by the name it has there. `source` says where the paper has it. A quick run keeps the
+    first `quick_grids` of the grids."""
 
     name: str
     question: str
@@ -58,6 +60,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = "output_tokens_per_s"
     beside: dict[str, str] = {}
     quick_arms: tuple[str, ...] = ("s0", "s1", "s2", "d0", "stock-tuned")
+    quick_grids: int = 1
 
 
 def _grid(arms: Sequence[str], points: Sequence[Point], seeds: Sequence[int], **lists: Any) -> Grid:
@@ -213,9 +216,10 @@ _ALL = (
         source="not in the paper, which chooses a fixed one on seeds of its own: section C.1",
         grids=(
             _grid(("s2", "d0"), MAIN[:2], MAIN_SEEDS[:3], headrooms=HEADROOMS),
-            _grid(("s2", "d0"), MAIN[:2], MAIN_SEEDS[:3], variants=("headroom=auto",)),
+            _grid(("s2", "d0"), MAIN[:2], MAIN_SEEDS[:3], variants=(AUTO_HEADROOM,)),
         ),
         quick_arms=("s2",),
+        quick_grids=2,
     ),
     Case(
         name="lifetimes",

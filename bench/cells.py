@@ -87,7 +87,7 @@ def cells_of(case: Case, changes: Changes) -> list[Cell]:
     """
     num_requests = changes.num_requests or (QUICK_REQUESTS if changes.quick else NUM_REQUESTS)
     cells: dict[str, Cell] = {}
-    for grid in case.grids[:1] if changes.quick else case.grids:
+    for grid in case.grids[: case.quick_grids] if changes.quick else case.grids:
         for cell in _cells(case, _changed(case, grid, changes), num_requests):
             cells.setdefault(cell.key, cell)
     if not cells:

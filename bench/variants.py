@@ -18,6 +18,8 @@ from sgl_hybrid.errors import SettingError
 
 BURST_S, PAUSE_S = 5.0, 15.0
 """Source: paper section E.4."""
+AUTO_HEADROOM = "headroom=auto"
+"""The automatic admission headroom in the place of the condition's f, which is then 0."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):

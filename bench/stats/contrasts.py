@@ -14,9 +14,12 @@ from typing import Literal
 import msgspec
 
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.effects import Effects, interaction, relative
+from bench.stats.effects import Effects, highest, interaction, relative
+from bench.variants import AUTO_HEADROOM
 
-Kind = Literal["arms", "rival", "sharing", "budget", "headroom", "preselected", "split", "pinning", "reuse"]
+Kind = Literal[
+    "arms", "rival", "sharing", "budget", "headroom", "preselected", "fixed", "best-fixed", "split", "pinning", "reuse"
+]
 
 OWN_PAIRS = (
     ("s1", "s0"),
@@ -50,13 +53,14 @@ Cells = Mapping[Condition, Mapping[str, Mapping[int, float | None]]]
 """Condition -> arm -> seed -> measurement, None where the cell has none."""
 
 
-_FORMS: dict[str, Callable[[Condition], str]] = {
-    "q": lambda condition: f"q {condition.q:g}",
-    "rate": lambda condition: f"{condition.rate:g} req/s",
-    "cap": lambda condition: f"cap {condition.cap}",
-    "headroom": lambda condition: f"f {condition.headroom:g}",
-    "variant": lambda condition: condition.variant or "plain",
-}
+_FORMS: tuple[Callable[[Condition], str], ...] = (
+    lambda condition: f"q {condition.q:g}",
+    lambda condition: f"{condition.rate:g} req/s",
+    lambda condition: f"cap {condition.cap}",
+    lambda condition: "f auto" if condition.variant == AUTO_HEADROOM else f"f {condition.headroom:g}",
+    lambda condition: condition.variant if condition.variant not in ("", AUTO_HEADROOM) else "plain",
+)
+"""What a label says of a condition beside its budget."""
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +113,7 @@ def measured(seeds: Mapping[int, float | None]) -> dict[int, float]:
 
 def labels(conditions: Sequence[Condition]) -> dict[Condition, str]:
     """Return a short name for each condition: its budget, and of the other fields those that differ among them."""
-    differing = [form for field, form in _FORMS.items() if len({getattr(c, field) for c in conditions}) > 1]
+    differing = [form for form in _FORMS if len({form(c) for c in conditions}) > 1]
     return {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in conditions}
 
 
@@ -134,6 +138,7 @@ class _Finder:
             yield from self._pinning(condition)
             yield from self._reuse(condition)
             yield from self._policies(condition)
+            yield from self._automatic(condition)
             yield from self._preselected(condition)
 
     def _pair(self, kind: Kind, pair: tuple[str, str], at: Condition) -> Iterator[Contrast]:
@@ -216,6 +221,22 @@ class _Finder:
             if at.variant.startswith("split="):
                 name = f"{arm_title(arm)}, {at.variant} instead of the default"
                 yield self._made("split", name, at, at.budget, True, (values, plain))
+
+    def _automatic(self, at: Condition) -> Iterator[Contrast]:
+        """Yield one arm with the automatic headroom against each fixed one, and against the fixed one that is best."""
+        if at.variant != AUTO_HEADROOM:
+            return
+        levels = sorted(c.headroom for c in self._cells if c._replace(headroom=0.0) == at._replace(variant=""))
+        for arm, values in self._cells[at].items():
+            ours, name = measured(values), f"{arm_title(arm)}, headroom auto instead of"
+            fixed = {f: self._cells[at._replace(headroom=f, variant="")].get(arm, {}) for f in levels}
+            for f in (f for f in levels if fixed[f]):
+                yield self._made("fixed", f"{name} {f:g}", at, at.budget, False, (values, fixed[f]))
+            paired = {f: {s: v for s, v in measured(fixed[f]).items() if s in ours} for f in levels}
+            best = highest(paired)
+            if best is not None:
+                where = f"{at.budget}, f {best:g}"
+                yield self._made("best-fixed", f"{name} the best fixed one", at, where, False, (values, fixed[best]))
 
     def _preselected(self, at: Condition) -> Iterator[Contrast]:
         """Yield D0 and S2, each with the headroom chosen for it before; skipped where both have the same."""

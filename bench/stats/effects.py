@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+
+Key = TypeVar("Key")
 
 
 class Effects(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,17 @@ def mean_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float])
     if not effects.seeds:
         raise ValueError("expected a seed that both sides have, got none")
     return 1 + float(np.mean(effects.shown)) / 100
+
+
+def highest(measurements: Mapping[Key, Mapping[int, float]]) -> Key | None:
+    """Return the key with the highest mean over the seeds that all keys have, or None if nothing was measured.
+
+    While there is no such seed, the key with the fewest seeds, of several the last, is left out.
+    """
+    held = sorted(measurements, key=lambda key: len(measurements[key]), reverse=True)
+    while held and not (seeds := set.intersection(*(set(measurements[key]) for key in held))):
+        held.pop()
+    return max(held, key=lambda key: sum(measurements[key][seed] for seed in seeds)) if held else None
 
 
 def geometric_mean(values: Iterable[float]) -> float:

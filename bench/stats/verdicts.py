@@ -22,11 +22,14 @@ _ABOUT: dict[str, tuple[Kind, ...]] = {
     "q3": ("sharing",),
     "q6": ("preselected", "headroom"),
     "q9": ("reuse",),
+    "auto": ("best-fixed",),
     "split": ("split",),
     "pinning": ("pinning",),
 }
 """What the sentence of a case is about; where the outcomes hold none of it, and in the other cases, it is the arms."""
 _BETWEEN_ARMS = ("arms", "rival", "preselected")
+AUTO_MARGIN_PCT = 3.0
+"""How far the automatic headroom may stay below the best fixed one. Source: a goal of this project."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +93,9 @@ def phrase(row: Row) -> str:
 
 def _chosen(case: str, rows: Sequence[Row]) -> list[Row]:
     """Return the rows that the sentence is about: tested ones, or else descriptive ones."""
-    for kinds in (_ABOUT.get(case, ("arms",)), ("arms",)):
-        held = [row for row in rows if row.kind in kinds]
-        if tested := [row for row in held if row.family is not None]:
-            return tested
-        if held and kinds == ("arms",):
-            return held
-    return []
+    asked = [[row for row in rows if row.kind in kinds] for kinds in (_ABOUT.get(case, ("arms",)), ("arms",))]
+    tested = [[row for row in held if row.family is not None] for held in asked]
+    return next((held for held in (*tested, *asked) if held), [])
 
 
 def _group(name: str, rows: Sequence[Row], metric: str) -> str:
@@ -147,7 +146,19 @@ def _places(rows: Sequence[Row]) -> str:
 
 
 def _each(rows: Sequence[Row]) -> str:
-    return _joined([f"{phrase(row)} at {row.where}" for row in rows])
+    return _joined([f"{phrase(row)} at {row.where}{_against_margin(row)}" for row in rows])
+
+
+def _against_margin(row: Row) -> str:
+    """Say on which side of the margin the automatic headroom is, and whether its interval is there too."""
+    if row.kind != "best-fixed" or row.effect is None:
+        return ""
+    below = row.effect < -AUTO_MARGIN_PCT
+    side = f"{'' if below else 'not '}more than {AUTO_MARGIN_PCT:g} % below"
+    if row.interval is None:
+        return f" ({side})"
+    whole = row.interval.high < -AUTO_MARGIN_PCT if below else row.interval.low >= -AUTO_MARGIN_PCT
+    return f" ({side}; {'all of its interval too' if whole else 'part of its interval is on the other side'})"
 
 
 def _inside(row: Row) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 
@@ -11,34 +10,10 @@ from bench.cases import CASES
 from bench.outcome import CellOutcome
 from bench.stats.adoption import rerun_sensitivity
 from bench.stats.contrasts import arm_title, find
-from bench.stats.rows import Row, analyse, shares_of_ceiling
+from bench.stats.rows import analyse, shares_of_ceiling
 from bench.stats.targets import Goal, reached
 from bench.stats.verdicts import phrase, strength, verdict
-
-METRIC = "output_tokens_per_s"
-
-
-def cells(case: str, throughputs: Mapping[str, Sequence[float | None]], **changes: Any) -> list[CellOutcome]:
-    """One cell for each arm and seed 1, 2, ...; None is a failed one."""
-    values: dict[str, Any] = {"budget": "b63", "q": 1.0, "rate": 3.0, "cap": 63, **changes}
-    return [
-        CellOutcome(
-            case=case,
-            arm=arm,
-            seed=seed,
-            status="failed" if value is None else "ok",
-            metrics={} if value is None else {METRIC: value},
-            **values,
-        )
-        for arm, row in throughputs.items()
-        for seed, value in enumerate(row, 1)
-    ]
-
-
-def row_of(rows: Sequence[Row], name: str, where: str = "b63") -> Row:
-    [row] = [row for row in rows if (row.name, row.where) == (name, where)]
-    return row
-
+from tests.unit.outcomes import METRIC, cells, row_of
 
 TWO = cells("q1", {"s0": [100, 200], "s1": [150, 280], "ceiling": [200, 400]})
 
