@@ -83,15 +83,15 @@ class AutoHeadroom:
 
     Both errors of a fraction are counted in tokens. One that is too small costs recomputation, of what a retracted
     request had computed and of prefixes whose checkpoint was published once and evicted since. One that is too large
-    costs the token that a request would have made in each step in which it waits for headroom alone. A prompt token is
-    cheaper to compute than an output token, but a request that recomputes a prefix also holds pages of its own for it
-    while it runs, where it would have shared them; so both count the same. The fraction rises with the first and falls
-    with the second, by `gain` times their share of the tokens of the pool, so it rests where both cost the same.
+    costs the token that a request would have made in each step in which it waits for headroom alone. A token that is
+    computed again counts `replay_weight` of that: prefill makes it cheaper, but its request holds pages of its own for
+    it while it runs, where it would have shared them. The fraction rises with the first and falls with the second, by
+    `gain` times their share of the tokens of the pool, so it rests where both cost the same.
 
     pool_tokens: tokens that the pool would hold with attention only.
     """
 
-    def __init__(self, pool_tokens: int, *, start: float = 0.1, gain: float = 4.0) -> None:
+    def __init__(self, pool_tokens: int, *, start: float = 0.1, gain: float = 3.0, replay_weight: float = 0.5) -> None:
         if pool_tokens < 1 or not LOWEST <= start <= HIGHEST:
             raise ValueError(
                 f"expected a pool of at least 1 token and a start from {LOWEST} to {HIGHEST}, "
@@ -99,20 +99,21 @@ class AutoHeadroom:
             )
         self.fraction = start
         self._step = gain / pool_tokens
+        self._replay_weight = replay_weight
 
     def retracted(self, lost_tokens: int) -> None:
         """Note a retraction after which `lost_tokens` have to be computed again."""
-        self._move(lost_tokens)
+        self._move(self._replay_weight * lost_tokens)
 
     def missed(self, lost_tokens: int) -> None:
         """Note an admission that computes `lost_tokens` of a prefix again, because its checkpoint is cached no more."""
-        self._move(lost_tokens)
+        self._move(self._replay_weight * lost_tokens)
 
     def deferred(self) -> None:
         """Note a scheduler round in which a request waited for headroom alone."""
-        self._move(-1)
+        self._move(-1.0)
 
-    def _move(self, tokens: int) -> None:
+    def _move(self, tokens: float) -> None:
         self.fraction = min(HIGHEST, max(LOWEST, self.fraction + self._step * tokens))
 
 

@@ -113,11 +113,11 @@ def test_a_prefix_that_is_computed_again_raises_the_automatic_fraction_as_a_retr
 
 
 def test_the_automatic_fraction_rests_where_both_errors_cost_the_same() -> None:
-    """A retraction that loses 3,000 tokens is worth 3,000 rounds of waiting."""
+    """A retraction of 3,000 tokens at half of a token each is worth 1,500 rounds of waiting."""
     headroom = AutoHeadroom(100_000, start=0.1)
     for _ in range(10):
         headroom.retracted(3000)
-        for _ in range(3000):
+        for _ in range(1500):
             headroom.deferred()
     assert headroom.fraction == pytest.approx(0.1)
 

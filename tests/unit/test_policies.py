@@ -148,7 +148,7 @@ def test_a_published_prefix_that_is_computed_again_raises_the_automatic_fraction
     assert joined.headroom.fraction == start
     joined.lost(1)
     adopt(joined, "c", None, depth=GRID)
-    assert joined.headroom.fraction == pytest.approx(start + 4 * GRID / 1000)
+    assert joined.headroom.fraction == pytest.approx(start + 3 * 0.5 * GRID / 1000)
 
 
 def test_occupancy_is_summed_over_steps() -> None:
