@@ -18,7 +18,19 @@ from bench.stats.effects import Effects, highest, interaction, relative
 from bench.variants import AUTO_HEADROOM
 
 Kind = Literal[
-    "arms", "rival", "sharing", "budget", "headroom", "preselected", "fixed", "best-fixed", "split", "pinning", "reuse"
+    "arms",
+    "rival",
+    "sharing",
+    "budget",
+    "headroom",
+    "preselected",
+    "fixed",
+    "best-fixed",
+    "split",
+    "pinning",
+    "reuse",
+    "bursts",
+    "caps",
 ]
 
 OWN_PAIRS = (
@@ -137,6 +149,8 @@ class _Finder:
             yield from self._across_budgets(condition)
             yield from self._pinning(condition)
             yield from self._reuse(condition)
+            yield from self._bursts(condition)
+            yield from self._caps(condition)
             yield from self._policies(condition)
             yield from self._automatic(condition)
             yield from self._preselected(condition)
@@ -165,12 +179,20 @@ class _Finder:
         return False
 
     def _interaction(
-        self, kind: Kind, pair: tuple[str, str], at: Condition, baseline: Condition, change: str, *, primary: bool
+        self,
+        kind: Kind,
+        pair: tuple[str, str],
+        at: Condition,
+        baseline: Condition,
+        change: str,
+        *,
+        primary: bool = False,
+        where: str | None = None,
     ) -> Iterator[Contrast]:
         here, there = self._cells[at], self._cells[baseline]
         if all(arm in arms for arm in pair for arms in (here, there)):
             sides = (here[pair[0]], here[pair[1]], there[pair[0]], there[pair[1]])
-            yield self._made(kind, f"{_ratio(pair)}, {change}", at, at.budget, primary, sides)
+            yield self._made(kind, f"{_ratio(pair)}, {change}", at, where or at.budget, primary, sides)
 
     def _sharing(self, at: Condition) -> Iterator[Contrast]:
         levels = sorted({c.q for c in self._cells if c._replace(q=at.q) == at})
@@ -207,6 +229,21 @@ class _Finder:
             yield from self._interaction(
                 "reuse", ("s2-retained", "s2"), at, isolated, "share instead of isolate", primary=True
             )
+
+    def _bursts(self, at: Condition) -> Iterator[Contrast]:
+        steady = at._replace(variant="")
+        if at.variant == "onoff" and steady in self._cells:
+            for pair in OWN_PAIRS:
+                yield from self._interaction("bursts", pair, at, steady, "bursts instead of steady arrivals")
+
+    def _caps(self, at: Condition) -> Iterator[Contrast]:
+        """Yield each pair at each cap but the highest against the highest of the same load."""
+        caps = {c.cap for c in self._cells if c._replace(cap=at.cap) == at}
+        top = None if None in caps else max(cap for cap in caps if cap is not None)
+        if at.cap != top:
+            for pair in OWN_PAIRS:
+                change, where = "a lower cap instead of the highest", self._labels[at]
+                yield from self._interaction("caps", pair, at, at._replace(cap=top), change, where=where)
 
     def _policies(self, at: Condition) -> Iterator[Contrast]:
         """Yield one arm under two policies: with headroom against without, another split against the default."""

@@ -27,6 +27,8 @@ _ABOUT: dict[str, tuple[Kind, ...]] = {
     "pinning": ("pinning",),
 }
 """What the sentence of a case is about; where the outcomes hold none of it, and in the other cases, it is the arms."""
+_CHANGES: tuple[Kind, ...] = ("bursts", "caps")
+"""What is told besides: how the load changes what the sentence is about. The paper tests none of it."""
 _BETWEEN_ARMS = ("arms", "rival", "preselected")
 AUTO_MARGIN_PCT = 3.0
 """How far the automatic headroom may stay below the best fixed one. Source: a goal of this project."""
@@ -95,7 +97,8 @@ def _chosen(case: str, rows: Sequence[Row]) -> list[Row]:
     """Return the rows that the sentence is about: tested ones, or else descriptive ones."""
     asked = [[row for row in rows if row.kind in kinds] for kinds in (_ABOUT.get(case, ("arms",)), ("arms",))]
     tested = [[row for row in held if row.family is not None] for held in asked]
-    return next((held for held in (*tested, *asked) if held), [])
+    chosen = next((held for held in (*tested, *asked) if held), [])
+    return [*chosen, *(row for row in rows if row.kind in _CHANGES)]
 
 
 def _group(name: str, rows: Sequence[Row], metric: str) -> str:
@@ -170,21 +173,22 @@ def _caveat(rows: Sequence[Row]) -> str:
     seeds = sorted({row.num_seeds for row in rows if row.num_seeds})
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     seeds_text = f"{number} paired seed{'' if seeds == [1] else 's'}"
-    missing = sum(row.num_planned - row.num_seeds for row in rows)
-    lost = f", {missing} planned pairs without a measurement" if missing else ""
     tested = [row for row in rows if row.decision is not None]
+    missing = sum(row.num_planned - row.num_seeds for row in tested or rows)
+    lost = f", {missing} planned pair{'' if missing == 1 else 's'} without a measurement" if missing else ""
     if seeds == [1]:
         return f"{seeds_text}{lost}: an example, no interval and no test"
     intervals = f"95 % intervals over {seeds_text}{lost}"
     if not tested:
         return f"{intervals}, descriptive"
-    size = max(row.family_size for row in tested)
-    if min(1.0, size * least_p(seeds[-1])) > LEVEL:
-        return f"{intervals}, too few for the sign-flip test (least p {least_p(seeds[-1]):.2g}, {size} tests)"
+    rest = ", the changes descriptive" if len(tested) < len(rows) else ""
+    size, least = max(row.family_size for row in tested), least_p(max(row.num_seeds for row in tested))
+    if min(1.0, size * least) > LEVEL:
+        return f"{intervals}, too few for the sign-flip test (least p {least:.2g}, {size} tests){rest}"
     rejected = sum(row.decision is not None and row.decision.rejected for row in tested)
     if size == 1:
-        return f"{intervals}, the sign-flip test {'holds' if rejected else 'does not hold'}"
-    return f"{intervals}, {rejected} of {len(tested)} hold after Holm's correction of {size} tests"
+        return f"{intervals}, the sign-flip test {'holds' if rejected else 'does not hold'}{rest}"
+    return f"{intervals}, {rejected} of {len(tested)} hold after Holm's correction of {size} tests{rest}"
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ def test_a_campaign_under_way_answers_with_what_it_has() -> None:
     found = verdict("auto", analyse(outcomes + campaign([1.0], {}, budget="b83")))
     assert found.sentence == (
         "With headroom auto instead of the best fixed one, S2 changes by -1.0 % (one seed) at b63, f 0.27 (not more "
-        "than 3 % below); 1 paired seed, 1 planned pairs without a measurement: an example, no interval and no test."
+        "than 3 % below); 1 paired seed, 1 planned pair without a measurement: an example, no interval and no test."
     )
     assert verdict("auto", analyse(campaign([1.0], {}))).strength == "absent"
 

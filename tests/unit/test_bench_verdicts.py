@@ -180,7 +180,7 @@ def test_one_seed_is_an_example_and_none_is_not_measured() -> None:
 
 def test_lost_pairs_are_told() -> None:
     arms = {"s0": [100.0, 100.0, None], "s1": [150.0, 151.0, 1.0]}
-    assert "2 paired seeds, 1 planned pairs without a measurement" in verdict("q1", analyse(cells("q1", arms))).sentence
+    assert "2 paired seeds, 1 planned pair without a measurement" in verdict("q1", analyse(cells("q1", arms))).sentence
 
 
 def test_lower_is_better_turns_ahead_around() -> None:
