@@ -7,7 +7,7 @@ failed ones too; `adopted` picks the attempt that counts. Nothing here reads or 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -22,6 +22,11 @@ class Condition(NamedTuple):
     cap: int | None
     headroom: float
     variant: str
+
+    @classmethod
+    def of(cls, cell: Any) -> Self:
+        """Return the condition of anything that has its fields under the same names: an outcome, a cell to run."""
+        return cls(*(getattr(cell, field) for field in cls._fields))
 
 
 class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +58,7 @@ class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def condition(self) -> Condition:
         """Return what this cell has in common with its partner in a comparison of arms."""
-        return Condition(self.case, self.budget, self.q, self.rate, self.cap, self.headroom, self.variant)
+        return Condition.of(self)
 
 
 def adopted(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:

@@ -12,8 +12,8 @@ import msgspec
 
 from bench.arms import ARMS
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.report.gather import Report
-from bench.stats.contrasts import arm_title, labels
+from bench.report.gather import ArmLine, Report
+from bench.stats.contrasts import arm_title
 from bench.stats.effects import Effects, relative
 from bench.stats.intervals import paired_t_percent
 from bench.stats.targets import METRIC, counters_beside
@@ -35,17 +35,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def choices(report: Report) -> list[Choice]:
     """Return one choice for each condition at which at least two arms of SGLang were measured."""
     held = [outcome for outcome in adopted(report.outcomes) if outcome.status == "ok"]
-    names: dict[Condition, str] = {}
-    for case in dict.fromkeys(outcome.case for outcome in held):
-        names |= labels(list(dict.fromkeys(outcome.condition for outcome in held if outcome.case == case)))
-    flags = {(line.case, line.where, line.arm): line.flags for line in report.arms}
-    found = [_choice(condition, where, held, flags) for condition, where in names.items()]
+    lines: dict[Condition, dict[str, ArmLine]] = {}
+    for line in report.arms:
+        lines.setdefault(line.at, {})[line.arm] = line
+    found = [_choice(condition, arms, held) for condition, arms in lines.items()]
     return [choice for choice in found if choice is not None]
 
 
-def _choice(
-    condition: Condition, where: str, outcomes: Sequence[CellOutcome], flags: Mapping[tuple[str, str, str], str]
-) -> Choice | None:
+def _choice(condition: Condition, lines: Mapping[str, ArmLine], outcomes: Sequence[CellOutcome]) -> Choice | None:
     runs: dict[str, dict[int, CellOutcome]] = {}
     for outcome in outcomes:
         if outcome.condition == condition and METRIC in outcome.metrics and not ARMS[outcome.arm].spare:
@@ -61,9 +58,9 @@ def _choice(
     second = others[0]
     tails = [run.metrics["ttft_p99_ms"] for run in runs[best].values() if "ttft_p99_ms" in run.metrics]
     return Choice(
-        where=f"{condition.case}: {where}",
+        where=f"{condition.case}: {lines[best].where}",
         arm=best,
-        flags=flags[condition.case, where, best],
+        flags=lines[best].flags,
         throughput=means[best],
         ttft_p99_s=sum(tails) / len(tails) / 1000 if tails else None,
         leads=[_lead(arm, found) for arm, found in effects.items() if found.seeds],

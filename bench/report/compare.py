@@ -44,10 +44,7 @@ def compare(before: Path, after: Path, metric: str) -> list[Change]:
     registered(METRICS, metric, "a metric")
     sides = [_measured(folder, metric) for folder in (before, after)]
     common = [key for key in sides[0] if key in sides[1]]
-    cases = dict.fromkeys(condition.case for condition, _ in common)
-    names: dict[Condition, str] = {}
-    for case in cases:
-        names |= labels(list(dict.fromkeys(condition for condition, _ in common if condition.case == case)))
+    names = labels(condition for condition, _ in common)
     changes = []
     for condition, arm in common:
         ours = [side[condition, arm] for side in sides]

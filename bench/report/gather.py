@@ -19,7 +19,7 @@ from bench.campaign.folder import read_manifest, read_rows, read_sessions
 from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES
-from bench.outcome import CellOutcome, adopted
+from bench.outcome import CellOutcome, Condition, adopted
 from bench.paper_values import PaperEffect, paper_effect
 from bench.records import read_records
 from bench.report.limits import limits
@@ -62,9 +62,13 @@ VIEW_METRICS = (
 
 
 class ArmLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm at one condition: means over its measured seeds, and what it reaches of its ceiling."""
+    """One arm at one condition: means over its measured seeds, and what it reaches of its ceiling.
+
+    where: the condition's label among all of its case. units, flags: of the servers of exactly this arm and condition.
+    """
 
     case: str
+    at: Condition
     where: str
     arm: str
     num_seeds: int
@@ -231,31 +235,31 @@ def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
 
 def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str], CellManifest]) -> list[ArmLine]:
     shares = {(share.case, share.where, share.arm): share for share in shares_of_ceiling(outcomes)}
-    plans = {(m.cell.arm, m.cell.budget): m.plan for m in manifests.values()}
+    plans = {(Condition.of(manifest.cell), manifest.cell.arm): manifest.plan for manifest in manifests.values()}
+    held = adopted(outcomes)
+    names = labels(outcome.condition for outcome in held)
+    groups: dict[Condition, dict[str, list[CellOutcome]]] = {condition: {} for condition in names}
+    for outcome in held:
+        groups[outcome.condition].setdefault(outcome.arm, []).append(outcome)
     lines = []
-    for case in dict.fromkeys(outcome.case for outcome in outcomes):
-        held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
-        names = labels(list(dict.fromkeys(outcome.condition for outcome in held)))
-        groups: dict[tuple[str, str], list[CellOutcome]] = {}
-        for outcome in held:
-            groups.setdefault((names[outcome.condition], outcome.arm), []).append(outcome)
-        for (where, arm), runs in groups.items():
-            ok = [run for run in runs if run.status == "ok"]
-            share: Share | None = shares.get((case, where, arm))
-            plan = plans.get((arm, runs[0].budget))
-            lines.append(
-                ArmLine(
-                    case=case,
-                    where=where,
-                    arm=arm,
-                    num_seeds=len(ok),
-                    num_failed=len(runs) - len(ok),
-                    means=_means(run.metrics for run in ok),
-                    share_of_ceiling=None if share is None else share.share,
-                    units=plan.describe() if plan is not None else "",
-                    flags=" ".join(plan.flags) if plan is not None else f"arm {arm}",
-                )
+    for condition, arm, runs in ((condition, *pair) for condition, arms in groups.items() for pair in arms.items()):
+        ok = [run for run in runs if run.status == "ok"]
+        share: Share | None = shares.get((condition.case, names[condition], arm))
+        plan = plans.get((condition, arm))
+        lines.append(
+            ArmLine(
+                case=condition.case,
+                at=condition,
+                where=names[condition],
+                arm=arm,
+                num_seeds=len(ok),
+                num_failed=len(runs) - len(ok),
+                means=_means(run.metrics for run in ok),
+                share_of_ceiling=None if share is None else share.share,
+                units=plan.describe() if plan is not None else "",
+                flags=" ".join(plan.flags) if plan is not None else f"arm {arm}",
             )
+        )
     return lines
 
 

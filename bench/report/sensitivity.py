@@ -101,18 +101,16 @@ def _views(outcomes: Sequence[CellOutcome]) -> list[ViewLine]:
 
 
 def _qualified(outcomes: Sequence[CellOutcome], records: Records) -> list[QualifiedLine]:
-    held = [outcome for outcome in adopted(outcomes) if outcome.status == "ok"]
+    held = adopted(outcomes)
     lines = []
-    for case in dict.fromkeys(outcome.case for outcome in held):
-        conditions = list(dict.fromkeys(outcome.condition for outcome in held if outcome.case == case))
-        for condition, where in labels(conditions).items():
-            seeds = sorted({outcome.seed for outcome in held if outcome.condition == condition})
-            for pair in PAIRS:
-                keys = [[(condition, arm, seed) for arm in pair] for seed in seeds]
-                runs = [[records[key] for key in both] for both in keys if all(key in records for key in both)]
-                found = [result for both in runs if (result := qualified(*both)) is not None]
-                if found:
-                    lines.append(_line(condition, pair, where, found))
+    for condition, where in labels(outcome.condition for outcome in held).items():
+        seeds = sorted({outcome.seed for outcome in held if outcome.condition == condition})
+        for pair in PAIRS:
+            keys = [[(condition, arm, seed) for arm in pair] for seed in seeds]
+            runs = [[records[key] for key in both] for both in keys if all(key in records for key in both)]
+            found = [result for both in runs if (result := qualified(*both)) is not None]
+            if found:
+                lines.append(_line(condition, pair, where, found))
     return lines
 
 

@@ -123,10 +123,19 @@ def measured(seeds: Mapping[int, float | None]) -> dict[int, float]:
     return {seed: value for seed, value in seeds.items() if value is not None and value > 0}
 
 
-def labels(conditions: Sequence[Condition]) -> dict[Condition, str]:
-    """Return a short name for each condition: its budget, and of the other fields those that differ among them."""
-    differing = [form for form in _FORMS if len({form(c) for c in conditions}) > 1]
-    return {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in conditions}
+def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
+    """Return a short name for each condition: its budget, and of the other fields those that differ in its case.
+
+    To be formed of all conditions that were planned, measured or not: what differs depends on the others.
+    """
+    by_case: dict[str, list[Condition]] = {}
+    for condition in dict.fromkeys(conditions):
+        by_case.setdefault(condition.case, []).append(condition)
+    names: dict[Condition, str] = {}
+    for held in by_case.values():
+        differing = [form for form in _FORMS if len({form(c) for c in held}) > 1]
+        names |= {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in held}
+    return names
 
 
 class _Finder:
@@ -135,7 +144,7 @@ class _Finder:
     def __init__(self, case: str, outcomes: Sequence[CellOutcome], metric: str) -> None:
         self._case = case
         self._cells = cells_of(outcomes, metric)
-        self._labels = labels(list(self._cells))
+        self._labels = labels(self._cells)
         self._budgets = list(dict.fromkeys(condition.budget for condition in self._cells))
 
     def contrasts(self) -> Iterator[Contrast]:

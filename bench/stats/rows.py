@@ -122,7 +122,7 @@ def shares_of_ceiling(outcomes: Iterable[CellOutcome], metric: str = "output_tok
     shares = []
     for case in dict.fromkeys(outcome.case for outcome in held):
         cells = cells_of([outcome for outcome in held if outcome.case == case], metric)
-        names = labels(list(cells))
+        names = labels(cells)
         for condition, arms in cells.items():
             for arm, seeds in arms.items():
                 ceiling = ceiling_of(arm)

@@ -62,7 +62,7 @@ def reached(outcomes: Iterable[CellOutcome], goals: Sequence[Goal] = GOALS, *, c
     """Return every goal at every condition of the case where both of its sides were measured on a common seed."""
     held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
     cells = cells_of(held, METRIC)
-    names = labels(list(cells))
+    names = labels(cells)
     found = []
     for condition, arms in cells.items():
         values = {arm: measured(seeds) for arm, seeds in arms.items()}

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.arm_plan import ArmPlan
-from bench.campaign.folder import CampaignFolder, Row, outcome_of
+from bench.campaign.folder import CampaignFolder, Row, outcome_of, read_rows
 from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
 from bench.cases import CASES, case_of
 from bench.cells import Cell, Changes, cells_of
 from bench.cli import main
+from bench.outcome import CellOutcome
 from bench.paper_values import EFFECTS, paper_effect
 from bench.records import RequestRecord
 from bench.report.choice import choices
@@ -65,7 +66,7 @@ def write_cell(folder: Path, cell: Cell) -> None:
         budget_bytes=1000,
         total_bytes=990,
         units={"pages": 99},
-        flags=("--memory-org", cell.arm, "--memory-budget", cell.budget),
+        flags=("--memory-org", cell.arm, "--memory-budget", cell.budget, *_headroom_flags(cell)),
     )
     made = CellManifest(
         cell=cell,
@@ -80,6 +81,15 @@ def write_cell(folder: Path, cell: Cell) -> None:
     (folder / "cell.json").write_bytes(msgspec.json.encode(made))
     tokens = [[1, 2]] if cell.arm != "d0" else [[1, 3]]
     (folder / "gate.json").write_bytes(msgspec.json.encode(Answers(output_ids=tokens, cached_tokens=[0])))
+
+
+def failed(outcome: CellOutcome) -> CellOutcome:
+    return msgspec.structs.replace(outcome, status="failed", metrics={}, reason="lost")
+
+
+def _headroom_flags(cell: Cell) -> tuple[str, ...]:
+    headroom = "auto" if cell.variant == "headroom=auto" else f"{cell.headroom:g}"
+    return () if headroom == "0" else ("--admission-headroom", headroom)
 
 
 def row(cell: Cell, factor: float) -> Row:
@@ -179,6 +189,30 @@ def test_the_choice_is_the_fastest_with_its_leads_whoevers_it_is(report: Report)
         "S2 beside S1: running 18.0 beside 15.0, prompt tokens found in the cache 25% beside 25%, "
         "preemptions a run 0.0 beside 0.0"
     )
+
+
+def test_the_choice_prints_the_flags_of_its_own_condition(tmp_path: Path) -> None:
+    """A case with several headrooms at one budget: each answer has the flags that were measured for it."""
+    report = gather(make(tmp_path / "auto", "auto", seeds=1))
+    flags = {choice.where: choice.flags.partition("--admission-headroom ")[2] for choice in choices(report)}
+    assert flags == {"auto: b63, f 0": "", "auto: b63, f auto": "auto"} | {
+        f"auto: b63, f {f}": f for f in ("0.1", "0.19", "0.27", "0.35")
+    }
+    units = {(line.where, line.arm): line.flags for line in report.arms}
+    assert "--admission-headroom 0.27" in units["b63, f 0.27", "d0"]
+
+
+def test_a_campaign_that_failed_in_part_has_a_report(tmp_path: Path) -> None:
+    """Nothing was measured at q = 0: the answers at q = 1 keep their names and flags."""
+    folder = make(tmp_path / "q3", "q3", seeds=1)
+    rows = [
+        row if row.outcome.q == 1 else Row(key=row.key, seconds=1.0, outcome=failed(row.outcome))
+        for row in read_rows(folder)
+    ]
+    (folder / "outcomes.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    partial = gather(folder)
+    assert {choice.where for choice in choices(partial)} == {"q3: b63, q 1"}
+    assert {line.where for line in partial.arms if line.num_seeds} == {"b63, q 1"}
 
 
 def test_the_pages_are_self_contained_and_say_the_same(report: Report, tmp_path: Path) -> None:

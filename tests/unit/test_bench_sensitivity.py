@@ -62,6 +62,8 @@ def test_qualified_effects_are_means_over_the_seeds_that_have_records() -> None:
     assert line.e2e_p99_ratio == pytest.approx((3.97 / 2.99 + 1) / 2)
     assert line.comparator_pct == pytest.approx(-12.5)  # -25 and 0
     assert line.union_pct == pytest.approx(100 * (5 / 4 / (10 / 3) - 1) / 2)
+    lost = cell("s0", 1, 0.0, q=0.0, status="failed", metrics={}, reason="lost")
+    assert sensitivity([*TWO, lost], records).qualified[0].where == "b63, q 1"  # as the effects call it
     del records[TWO[1].condition, "s1", 1]
     [left] = sensitivity(TWO, records).qualified
     assert (left.num_seeds, left.comparator_pct) == (1, pytest.approx(0.0))
