@@ -1,7 +1,8 @@
 """What to pick and why, for a reader who runs a server and not this benchmark: a few sentences per load.
 
-The choice is among all servers of the same engine that were measured, SGLang's own settings included: the fastest is
-named, whoever's it is. A lead counts only where its interval excludes zero; with one seed it is called an example.
+The choice is among all servers of the same engine that were measured, SGLang's own settings included: the fastest over
+their common seeds is named, whoever's it is. A lead counts only where its interval excludes zero; with one seed it is
+called an example.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bench.arms import ARMS
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.report.gather import ArmLine, Report
 from bench.stats.contrasts import arm_title
-from bench.stats.effects import Effects, relative
+from bench.stats.effects import Effects, highest, relative
 from bench.stats.intervals import paired_t_percent
 from bench.stats.targets import METRIC, counters_beside
 
@@ -45,39 +46,41 @@ def choices(report: Report) -> list[Choice]:
 def _choice(condition: Condition, lines: Mapping[str, ArmLine], outcomes: Sequence[CellOutcome]) -> Choice | None:
     runs: dict[str, dict[int, CellOutcome]] = {}
     for outcome in outcomes:
-        if outcome.condition == condition and METRIC in outcome.metrics and not ARMS[outcome.arm].spare:
+        if outcome.condition == condition and outcome.metrics.get(METRIC, 0) > 0 and not ARMS[outcome.arm].spare:
             runs.setdefault(outcome.arm, {})[outcome.seed] = outcome
-    candidates = [arm for arm in runs if ARMS[arm].engine == "sglang"]
-    if len(candidates) < 2:
-        return None
     speeds = {arm: {seed: run.metrics[METRIC] for seed, run in held.items()} for arm, held in runs.items()}
-    means = {arm: sum(values.values()) / len(values) for arm, values in speeds.items()}
-    best = max(candidates, key=means.__getitem__)
-    others = sorted((arm for arm in runs if arm != best), key=means.__getitem__, reverse=True)
-    effects = {arm: relative(speeds[best], speeds[arm]) for arm in others}
-    second = others[0]
+    candidates = {arm: held for arm, held in speeds.items() if ARMS[arm].engine == "sglang"}
+    best = highest(candidates)
+    if best is None or len(candidates) < 2:
+        return None
+    effects = {arm: relative(speeds[best], speeds[arm]) for arm in runs if arm != best}
+    others = sorted((arm for arm, found in effects.items() if found.seeds), key=lambda arm: _mean(effects[arm]))
     tails = [run.metrics["ttft_p99_ms"] for run in runs[best].values() if "ttft_p99_ms" in run.metrics]
     return Choice(
         where=f"{condition.case}: {lines[best].where}",
         arm=best,
         flags=lines[best].flags,
-        throughput=means[best],
+        throughput=sum(speeds[best].values()) / len(speeds[best]),
         ttft_p99_s=sum(tails) / len(tails) / 1000 if tails else None,
-        leads=[_lead(arm, found) for arm, found in effects.items() if found.seeds],
-        why=_why(condition, best, second, outcomes),
+        leads=[_lead(arm, effects[arm]) for arm in others],
+        why=_why(condition, best, others[0], outcomes) if others else None,
         sure=all(_is_ahead(found) for arm, found in effects.items() if arm in candidates),
     )
 
 
 def _lead(arm: str, effects: Effects) -> str:
     title = arm_title(arm)
-    mean = sum(effects.shown) / len(effects.shown)
+    mean = _mean(effects)
     if len(effects.seeds) == 1:
         return f"{mean:+.0f} % over {title} (one seed: an example)"
     interval = paired_t_percent(effects.logs)
     bounds = f"{interval.low:+.0f} to {interval.high:+.0f}"
     told = "" if interval.excludes_zero else ": not told apart"
     return f"{mean:+.0f} % over {title} ({bounds}){told}"
+
+
+def _mean(effects: Effects) -> float:
+    return sum(effects.shown) / len(effects.shown)
 
 
 def _is_ahead(effects: Effects) -> bool:

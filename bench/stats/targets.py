@@ -1,6 +1,7 @@
 """The goals of this project at the main load, what was reached, and what the counters say where one was missed.
 
-The best of the own arms is chosen by its mean at the same condition, so its lead carries a choice among those measured.
+The best of the own arms is chosen by its mean over the seeds that all of them share with the other side, so its lead
+carries a choice among those measured.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import msgspec
 import numpy as np
 
 from bench.arms import ceiling_of
+from bench.cases import MAIN
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.stats.contrasts import AUTO_ARMS, OWN_ARMS, cells_of, labels, measured
-from bench.stats.effects import relative
+from bench.stats.effects import highest, relative
 
 METRIC = "output_tokens_per_s"
 
@@ -58,21 +60,28 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     limits: str | None = None
 
 
+def is_main_load(condition: Condition) -> bool:
+    """Return whether a condition is the paper's main load, at whatever budget. Source: paper section 4.2."""
+    return condition == Condition(condition.case, condition.budget, 1.0, MAIN[0].rate, MAIN[0].cap, 0.0, "")
+
+
 def reached(outcomes: Iterable[CellOutcome], goals: Sequence[Goal] = GOALS, *, case: str = "q1") -> list[Reached]:
-    """Return every goal at every condition of the case where both of its sides were measured on a common seed."""
-    held = [outcome for outcome in adopted(outcomes) if outcome.case == case]
+    """Return every goal at the main load, at each budget where both of its sides were measured on a common seed."""
+    held = [outcome for outcome in adopted(outcomes) if outcome.case == case and is_main_load(outcome.condition)]
     cells = cells_of(held, METRIC)
     names = labels(cells)
     found = []
     for condition, arms in cells.items():
         values = {arm: measured(seeds) for arm, seeds in arms.items()}
         for goal in goals:
-            arm = _best(values) if goal.arm == "best" else goal.arm
-            if arm is None or (goal.budgets is not None and condition.budget not in goal.budgets):
+            if goal.budgets is not None and condition.budget not in goal.budgets:
                 continue
-            sides = [_side(values, name, of_ceiling=goal.of_ceiling) for name in (arm, goal.other)]
-            effects = relative(*sides).shown
-            if effects:
+            other = _side(values, goal.other, of_ceiling=goal.of_ceiling)
+            own = (*OWN_ARMS, *AUTO_ARMS) if goal.arm == "best" else (goal.arm,)
+            sides = {arm: _side(values, arm, of_ceiling=goal.of_ceiling) for arm in own}
+            arm = highest({arm: {seed: side[seed] for seed in side.keys() & other} for arm, side in sides.items()})
+            if arm is not None:
+                effects = relative(sides[arm], other).shown
                 mean = float(np.mean(effects))
                 met = mean >= goal.least_pct
                 found.append(
@@ -97,12 +106,6 @@ def _side(values: Mapping[str, Mapping[int, float]], arm: str, *, of_ceiling: bo
         return own
     ceiling = values.get(ceiling_of(arm), {})
     return {seed: own[seed] / ceiling[seed] for seed in own.keys() & ceiling.keys()}
-
-
-def _best(values: Mapping[str, Mapping[int, float]]) -> str | None:
-    own = [arm for arm in (*OWN_ARMS, *AUTO_ARMS) if values.get(arm)]
-    means = {arm: float(np.mean(list(values[arm].values()))) for arm in own}
-    return max(means, key=means.__getitem__) if means else None
 
 
 _COUNTERS = {

@@ -185,6 +185,14 @@ def test_the_choice_is_the_fastest_with_its_leads_whoevers_it_is(report: Report)
     fast = [msgspec.structs.replace(o, metrics={**o.metrics, "output_tokens_per_s": 500.0}) for o in report.outcomes]
     rival = msgspec.structs.replace(report, outcomes=[o for o in fast if o.arm == "stock-tuned"] + report.outcomes[:6])
     assert choices(rival)[0].arm == "stock-tuned"
+    held = [
+        msgspec.structs.replace(o, metrics={**o.metrics, "output_tokens_per_s": 300.0})
+        if (o.arm, o.seed) == ("s1", 42002)
+        else o
+        for o in report.outcomes
+        if (o.arm, o.seed) != ("s2", 42002)
+    ]  # S1 has 150, 165 and 300, S2 180 and 198 at the first two
+    assert choices(msgspec.structs.replace(report, outcomes=held))[0].arm == "s2"
     assert choice.why == (
         "S2 beside S1: running 18.0 beside 15.0, prompt tokens found in the cache 25% beside 25%, "
         "preemptions a run 0.0 beside 0.0"

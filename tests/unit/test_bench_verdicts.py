@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -275,6 +276,7 @@ def test_goals_name_the_best_arm_and_what_the_counters_show() -> None:
             seed=1,
             q=1.0,
             rate=3.0,
+            cap=63,
             metrics={METRIC: tokens, "running_mean": running, "cached_share": 0.5},
         )
         for budget in ("b63", "b108")
@@ -291,6 +293,20 @@ def test_goals_name_the_best_arm_and_what_the_counters_show() -> None:
     assert found[1].limits == "running 9.0 beside 14.0, prompt tokens found in the cache 50% beside 50%"
     assert found[0].limits is None
     assert reached([]) == []
+
+
+@pytest.mark.parametrize("other", [{"rate": 0.8}, {"q": 0.0}, {"cap": 109}, {"headroom": 0.1}, {"variant": "onoff"}])
+def test_goals_are_of_the_main_load_and_of_no_other(other: Mapping[str, Any]) -> None:
+    outcomes = cells("q1", {"s0": [100.0], "s1": [120.0]}) + cells("q1", {"s0": [100.0], "s1": [130.0]}, **other)
+    [goal] = reached(outcomes)
+    assert (goal.arm, goal.where, goal.effect_pct, goal.met) == ("s1", "b63", pytest.approx(20.0), False)
+
+
+def test_the_best_arm_is_found_on_the_seeds_that_all_have() -> None:
+    """The mean of S2-auto is above that of S2, because S2 alone ran the slow seed 2; at seed 1 S2 is ahead."""
+    arms = {"s2": [500.0, 300.0], "s2-auto": [450.0], "stock-tuned": [400.0, 200.0]}
+    [goal] = reached(cells("q1", arms), (Goal("best", "stock-tuned", 35.0),))
+    assert (goal.arm, goal.effect_pct, goal.num_seeds, goal.met) == ("s2", pytest.approx(37.5), 2, True)
 
 
 def test_an_arm_as_a_user_gets_it_may_be_the_best_and_is_in_no_family_of_the_paper() -> None:
