@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.outcome import CellOutcome, adopted
-from bench.stats.contrasts import measured
+from bench.stats.conditions import measured
 from bench.stats.effects import mean_ratio
 
 THROUGHPUT = "output_tokens_per_s"

@@ -15,7 +15,8 @@ from bench.metrics import METRICS
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.registry import registered
 from bench.report.gather import campaign_folders
-from bench.stats.contrasts import arm_title, labels
+from bench.stats.conditions import labels
+from bench.stats.contrasts import arm_title
 from bench.stats.decisions import sign_flip
 from bench.stats.effects import relative
 from bench.stats.intervals import Interval, paired_t_percent

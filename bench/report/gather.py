@@ -24,7 +24,7 @@ from bench.paper_values import PaperEffect, paper_effect
 from bench.records import read_records
 from bench.report.limits import limits
 from bench.report.sensitivity import Records, Sensitivity, sensitivity
-from bench.stats.contrasts import labels
+from bench.stats.conditions import labels
 from bench.stats.rows import Row, Share, analyse, shares_of_ceiling
 from bench.stats.targets import Reached, reached
 from bench.stats.verdicts import Verdict, verdict

@@ -15,7 +15,8 @@ from bench.outcome import CellOutcome, Condition, adopted
 from bench.paper_values import LATENCY_QUALIFIED_PCT
 from bench.records import RequestRecord
 from bench.stats.adoption import rerun_sensitivity
-from bench.stats.contrasts import OWN_PAIRS, arm_title, find, labels
+from bench.stats.conditions import labels
+from bench.stats.contrasts import OWN_PAIRS, arm_title, find
 
 VIEWS = (
     "output_tokens_per_s",

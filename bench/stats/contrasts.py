@@ -8,12 +8,13 @@ Source: paper appendices B.5 (families), B.12 (confirmation), E.3 to E.6 and E.1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from bench.outcome import CellOutcome, Condition, adopted
+from bench.stats.conditions import cells_of, labels, measured
 from bench.stats.effects import Effects, highest, interaction, relative
 from bench.variants import AUTO_HEADROOM
 
@@ -61,19 +62,6 @@ PRESELECTED_HEADROOM = {
 """Headroom of each arm, chosen before the confirmation. Source: Table B-7, section C.1."""
 COMMON_HEADROOM = 0.19
 
-Cells = Mapping[Condition, Mapping[str, Mapping[int, float | None]]]
-"""Condition -> arm -> seed -> measurement, None where the cell has none."""
-
-
-_FORMS: tuple[Callable[[Condition], str], ...] = (
-    lambda condition: f"q {condition.q:g}",
-    lambda condition: f"{condition.rate:g} req/s",
-    lambda condition: f"cap {condition.cap}",
-    lambda condition: "f auto" if condition.variant == AUTO_HEADROOM else f"f {condition.headroom:g}",
-    lambda condition: condition.variant if condition.variant not in ("", AUTO_HEADROOM) else "plain",
-)
-"""What a label says of a condition beside its budget."""
-
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison.
@@ -107,35 +95,6 @@ def find(outcomes: Iterable[CellOutcome], metric: str) -> list[Contrast]:
     for outcome in adopted(outcomes):
         by_case.setdefault(outcome.case, []).append(outcome)
     return [contrast for case, held in by_case.items() for contrast in _Finder(case, held, metric).contrasts()]
-
-
-def cells_of(outcomes: Iterable[CellOutcome], metric: str) -> Cells:
-    """Return the measurements of adopted outcomes by condition, arm and seed."""
-    cells: dict[Condition, dict[str, dict[int, float | None]]] = {}
-    for outcome in outcomes:
-        value = outcome.metrics.get(metric) if outcome.status == "ok" else None
-        cells.setdefault(outcome.condition, {}).setdefault(outcome.arm, {})[outcome.seed] = value
-    return cells
-
-
-def measured(seeds: Mapping[int, float | None]) -> dict[int, float]:
-    """Return the seeds that have a measurement above zero, which is what a ratio can be formed of."""
-    return {seed: value for seed, value in seeds.items() if value is not None and value > 0}
-
-
-def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
-    """Return a short name for each condition: its budget, and of the other fields those that differ in its case.
-
-    To be formed of all conditions that were planned, measured or not: what differs depends on the others.
-    """
-    by_case: dict[str, list[Condition]] = {}
-    for condition in dict.fromkeys(conditions):
-        by_case.setdefault(condition.case, []).append(condition)
-    names: dict[Condition, str] = {}
-    for held in by_case.values():
-        differing = [form for form in _FORMS if len({form(c) for c in held}) > 1]
-        names |= {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in held}
-    return names
 
 
 class _Finder:
@@ -213,7 +172,7 @@ class _Finder:
                 )
 
     def _across_budgets(self, at: Condition) -> Iterator[Contrast]:
-        """Yield D0/S2 against the first budget; in the confirmation at its last budget only, as its family has it."""
+        """Yield D0/S2 against the smallest budget; in the confirmation at the largest only, as its family has it."""
         first = at._replace(budget=self._budgets[0])
         if at == first or first not in self._cells or (self._case == "q6" and at.budget != self._budgets[-1]):
             return

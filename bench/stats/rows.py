@@ -9,7 +9,8 @@ import numpy as np
 
 from bench.arms import ceiling_of
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.contrasts import Contrast, Kind, cells_of, find, labels, measured
+from bench.stats.conditions import cells_of, labels, measured
+from bench.stats.contrasts import Contrast, Kind, find
 from bench.stats.decisions import Decision, holm, sign_flip
 from bench.stats.effects import mean_ratio
 from bench.stats.intervals import Interval, bootstrap, paired_t, paired_t_percent

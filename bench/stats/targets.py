@@ -15,7 +15,8 @@ import numpy as np
 from bench.arms import ceiling_of
 from bench.cases import MAIN
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.contrasts import AUTO_ARMS, OWN_ARMS, cells_of, labels, measured
+from bench.stats.conditions import cells_of, labels, measured
+from bench.stats.contrasts import AUTO_ARMS, OWN_ARMS
 from bench.stats.effects import highest, relative
 
 METRIC = "output_tokens_per_s"

@@ -9,7 +9,7 @@ import pytest
 from bench.cases import case_of
 from bench.cells import Changes, cells_of
 from bench.outcome import CellOutcome
-from bench.stats.contrasts import labels
+from bench.stats.conditions import labels
 from bench.stats.effects import highest
 from bench.stats.rows import analyse
 from bench.stats.verdicts import verdict
@@ -83,7 +83,7 @@ def test_the_highest_is_found_on_common_seeds() -> None:
 
 def test_labels_name_the_automatic_headroom_as_one() -> None:
     conditions = [outcome.condition for outcome in campaign([1.0], {0.0: [1.0], 0.19: [1.0]})]
-    assert list(labels(conditions).values()) == ["b63, f auto", "b63, f 0", "b63, f 0.19"]
+    assert list(labels(conditions).values()) == ["b63, f 0", "b63, f auto", "b63, f 0.19"]
 
 
 def test_a_quick_run_has_the_automatic_headroom_and_two_fixed_ones() -> None:

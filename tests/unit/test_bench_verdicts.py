@@ -110,6 +110,22 @@ def test_the_confirmation_compares_the_budget_endpoints_only() -> None:
     assert [row.name for row in analyse(outcomes) if row.kind == "budget"] == ["D0/S2, b108 instead of b63"]
 
 
+@pytest.mark.parametrize("order", [("b108", "b63", "b83"), ("b83", "b108", "b63")])
+def test_the_smallest_budget_is_the_baseline_whatever_ran_first(order: tuple[str, ...]) -> None:
+    arms = {"d0": [1.0], "s2": [2.0]}
+    main, confirmation = (
+        [outcome for budget in order for outcome in cells(case, arms, budget=budget)] for case in ("q4", "q6")
+    )
+    assert [row.name for row in analyse(main) if row.family] == [
+        *["D0/S2"] * 3,
+        "D0/S2, b83 instead of b63",
+        "D0/S2, b108 instead of b63",
+    ]
+    assert [row.name for row in analyse(confirmation) if row.kind == "budget"] == ["D0/S2, b108 instead of b63"]
+    sizes = [outcome for budget in ("2GiB", "512MiB") for outcome in cells("q4", arms, budget=budget)]
+    assert [row.name for row in analyse(sizes) if row.kind == "budget"] == ["D0/S2, 2GiB instead of 512MiB"]
+
+
 def test_the_reuse_interaction_is_a_ratio_of_ratios() -> None:
     """K_ret of one seed: (300/200) / (110/100) - 1."""
     outcomes = [
