@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.arms import Arm
+from bench.arms import TUNED_SHARES, Arm
 from bench.server import cpu_environment, sglang_command
 from bench.variants import variant_of
 from sgl_hybrid.config import FLAGS
@@ -106,6 +106,18 @@ def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> Ar
     )
 
 
+def shares_with_room(arm: Arm, budget_text: str, serving: Serving) -> list[float]:
+    """Return the shares of recurrent memory, of those that a calibration tries, at which a budget holds one request.
+
+    Raises: SettingError if the budget is malformed or holds one at none of them.
+    """
+    geometry = serving.geometry()
+    budget = parse_budget(budget_text, geometry)
+    least = {share: _least_bytes(arm, share, geometry, serving) for share in TUNED_SHARES}
+    _require_room(arm, budget, min(least.values()))
+    return [share for share, least_bytes in least.items() if least_bytes <= budget.total_bytes]
+
+
 def server_command(arm: Arm, plan: ArmPlan, serving: Serving, cap: int, port: int, vllm: Path) -> list[str]:
     """Return the command line of the arm's server on this machine. `vllm`: interpreter of vLLM's own environment."""
     if arm.engine == "vllm":
@@ -164,10 +176,15 @@ def _stock(
         share = policy.mamba_share or arm.mamba_share or 0.0
         slots = math.floor(share * budget.total_bytes / state)
         tokens = (budget.total_bytes - slots * state) // token
-        least = max(arm.state_slots * state / share, serving.context_tokens * token / (1 - share))
-        _require_room(arm, budget, math.ceil(least))
+        _require_room(arm, budget, _least_bytes(arm, share, geometry, serving))
     sizing = ["--max-total-tokens", str(tokens), "--max-mamba-cache-size", str(slots)]
     return tokens * token + slots * state, {"tokens": tokens, "state slots": slots}, sizing
+
+
+def _least_bytes(arm: Arm, share: float, geometry: StateGeometry, serving: Serving) -> int:
+    """Return the smallest budget whose split leaves room for one request's slots and for the longest request."""
+    slots = arm.state_slots * state_bytes(geometry) / share
+    return math.ceil(max(slots, serving.context_tokens * kv_bytes(geometry) / (1 - share)))
 
 
 def _vllm(

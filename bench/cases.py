@@ -32,6 +32,10 @@ class Point(msgspec.Struct, frozen=True):
     rate: float
     cap: int
 
+    def describe(self) -> str:
+        """Return the point in words."""
+        return f"{self.budget}, {self.rate:g} requests/s, cap {self.cap}"
+
 
 MAIN = tuple(Point(budget, 3.0, 63) for budget in ("b63", "b83", "b108"))
 """The main load at each budget. Source: paper section 4.2."""

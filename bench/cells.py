@@ -39,6 +39,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = NUM_REQUESTS
 
     @property
+    def point(self) -> Point:
+        """Return the operating point that the cell runs at."""
+        return Point(self.budget, self.rate, self.cap)
+
+    @property
     def block(self) -> tuple[Any, ...]:
         """Return what cells that differ only in the arm have in common: they are run next to each other."""
         return (self.budget, self.seed, self.q, self.rate, self.cap, self.headroom, self.variant)

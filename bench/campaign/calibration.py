@@ -1,20 +1,24 @@
-"""The best share of recurrent memory for `stock-tuned`, per budget, by a short run for each share.
+"""The best share of recurrent memory for `stock-tuned`, per operating point, by a short run for each share.
 
-It runs before what is measured, with the main load on a seed of its own, so the measured seeds do not choose their
-rival's setting.
+It runs before what is measured, at the point of the cells but on a seed of its own, so the measured seeds do not choose
+their rival's setting.
+
+    calibration-BUDGET_rRATE_cCAP.json               what was found at a point (`Calibration`)
+    calibration/KEY_shareS/attempt-N/outcome.json    what one share came to, kept as soon as its run has ended
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from bench.arms import TUNED_SHARES, arm_of
+from bench.cases import Point
 from bench.cells import Cell
 from bench.outcome import CellOutcome
-from sgl_hybrid.errors import SettingError
 
 SEED = 31000
 NUM_REQUESTS = 60
@@ -23,34 +27,53 @@ QUICK_SHARE = 0.7
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration at one budget found. throughput: output tokens/s by share; a share that failed has none."""
+    """What a calibration at one point found: the best share, None if none serves.
+
+    throughput: output tokens/s by share. failures: why a share has none. Neither has an entry if nothing was tried.
+    rate, cap: the defaults are those of files that were written without them.
+    """
 
     budget: str
-    share: float
+    share: float | None
+    rate: float = 3.0
+    cap: int = 63
     throughput: dict[str, float] = {}
     failures: dict[str, str] = {}
 
+    @property
+    def point(self) -> Point:
+        return Point(self.budget, self.rate, self.cap)
+
+    @property
+    def searched(self) -> bool:
+        """Return whether shares were tried."""
+        return bool(self.throughput or self.failures)
+
     def describe(self) -> str:
         """Return the finding in one line."""
-        if not self.throughput:
-            return f"stock-tuned at {self.budget}: share {self.share:.2f} for recurrent state, not searched"
+        where = f"stock-tuned at {self.point.describe()}"
+        if self.share is None:
+            reasons = "; ".join(f"{share}: {reason}" for share, reason in self.failures.items())
+            return f"{where}: no share for recurrent state serves ({reasons})"
+        if not self.searched:
+            return f"{where}: share {self.share:.2f} for recurrent state, not searched"
         tried = ", ".join(f"{share}: {found:.0f}" for share, found in self.throughput.items())
-        return f"stock-tuned at {self.budget}: share {self.share:.2f} for recurrent state (tokens/s by share: {tried})"
+        return f"{where}: share {self.share:.2f} for recurrent state (tokens/s by share: {tried})"
 
 
-def budgets_to_tune(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell per budget among those of tuned arms: the one that a calibration imitates."""
-    first: dict[str, Cell] = {}
+def points_to_tune(cells: Sequence[Cell]) -> dict[Point, Cell]:
+    """Return the points of the cells of tuned arms, and for each the cell that a calibration imitates."""
+    first: dict[Point, Cell] = {}
     for cell in cells:
         if arm_of(cell.arm).tuned:
-            first.setdefault(cell.budget, cell)
-    return list(first.values())
+            first.setdefault(cell.point, cell)
+    return first
 
 
 def calibrate(like: Cell, measure: Callable[[Cell, float], CellOutcome]) -> Calibration:
-    """Find the share with the highest throughput at the budget of `like`.
+    """Find the share with the highest throughput at the point of `like`.
 
-    measure: runs a cell with a share and returns its outcome. Raises: SettingError if no share could be measured.
+    measure: runs a cell with a share and returns its outcome.
     """
     cell = msgspec.structs.replace(
         like, case="calibration", seed=SEED, q=1.0, headroom=0.0, variant="", num_requests=NUM_REQUESTS
@@ -59,24 +82,65 @@ def calibrate(like: Cell, measure: Callable[[Cell, float], CellOutcome]) -> Cali
     for share in TUNED_SHARES:
         outcome = measure(cell, share)
         if outcome.status == "ok":
-            throughput[f"{share:.2f}"] = outcome.metrics["output_tokens_per_s"]
+            throughput[share] = outcome.metrics["output_tokens_per_s"]
         else:
-            failures[f"{share:.2f}"] = outcome.reason or outcome.status
-    if not throughput:
-        raise SettingError(f"expected a share for {like.arm} at {like.budget} that serves, got: {failures}")
-    best = max(throughput, key=lambda share: throughput[share])
-    share = next(share for share in TUNED_SHARES if f"{share:.2f}" == best)
-    return Calibration(budget=like.budget, share=share, throughput=throughput, failures=failures)
+            failures[share] = outcome.reason or outcome.status
+    return Calibration(
+        budget=like.budget,
+        share=max(throughput, key=lambda share: throughput[share], default=None),
+        rate=like.rate,
+        cap=like.cap,
+        throughput={f"{share:.2f}": found for share, found in throughput.items()},
+        failures={f"{share:.2f}": reason for share, reason in failures.items()},
+    )
 
 
-def read_calibration(folder: Path, budget: str) -> Calibration | None:
-    """Return what an earlier invocation found for a budget, or None."""
-    try:
-        return msgspec.json.decode((folder / f"calibration-{budget}.json").read_bytes(), type=Calibration)
-    except FileNotFoundError:
-        return None
+class Trials:
+    """Runs of one share each, in the folder of a campaign. A run that has ended is not made again."""
+
+    def __init__(
+        self, folder: Path, run: Callable[[Cell, float, int, Path], CellOutcome], *, retry_failed: bool
+    ) -> None:
+        """run: make an attempt at a cell with a share in a folder. retry_failed: make another where none was `ok`."""
+        self._folder, self._run, self._retry_failed = folder / "calibration", run, retry_failed
+
+    def measure(self, cell: Cell, share: float) -> CellOutcome:
+        """Return what a cell with a share came to, now or in an earlier invocation."""
+        folder = self._folder / f"{cell.key}_share{share:.2f}"
+        outcomes = [msgspec.json.decode(path.read_bytes(), type=CellOutcome) for path in _outcomes(folder)]
+        kept = next((outcome for outcome in outcomes if outcome.status == "ok"), None)
+        if kept is None and outcomes and not self._retry_failed:
+            kept = outcomes[-1]
+        if kept is not None:
+            return kept
+        attempt = 1 + len(list(folder.glob("attempt-*")))
+        folder = folder / f"attempt-{attempt}"
+        folder.mkdir(parents=True)
+        outcome = self._run(cell, share, attempt, folder)
+        _put(folder / "outcome.json", outcome)
+        return outcome
+
+
+def _outcomes(folder: Path) -> list[Path]:
+    """Return the files of a share's finished attempts, the oldest first."""
+    return sorted(
+        folder.glob("attempt-*/outcome.json"), key=lambda path: int(path.parent.name.removeprefix("attempt-"))
+    )
+
+
+def read_calibrations(folder: Path) -> dict[Point, Calibration]:
+    """Return what earlier invocations found, by point; where a point has several, the one that was searched."""
+    decoder = msgspec.json.Decoder(Calibration)
+    found = [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("calibration-*.json"))]
+    return {one.point: one for one in sorted(found, key=lambda one: one.searched)}
 
 
 def write_calibration(folder: Path, found: Calibration) -> None:
     """Keep a finding for later invocations and the report."""
-    (folder / f"calibration-{found.budget}.json").write_bytes(msgspec.json.encode(found) + b"\n")
+    _put(folder / f"calibration-{found.budget}_r{found.rate:g}_c{found.cap}.json", found)
+
+
+def _put(path: Path, value: msgspec.Struct) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_bytes(msgspec.json.encode(value) + b"\n")
+    os.replace(temporary, path)

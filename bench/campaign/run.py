@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 from tqdm import tqdm
 
-from bench.arm_plan import ArmPlan, Policy, plan_arm
+from bench.arm_plan import ArmPlan, Policy, plan_arm, shares_with_room
 from bench.arms import arm_of
 from bench.campaign.calibration import (
     QUICK_SHARE,
     Calibration,
-    budgets_to_tune,
+    Trials,
     calibrate,
-    read_calibration,
+    points_to_tune,
+    read_calibrations,
     write_calibration,
 )
 from bench.campaign.cell import CellRunner, Conditions, Launcher, load_case
@@ -32,10 +33,11 @@ from bench.campaign.estimate import Estimator, duration
 from bench.campaign.folder import INTERRUPTED, CampaignFolder, Row, outcome_of
 from bench.campaign.manifest import TOKENIZER, WEIGHTS, CampaignManifest, Session, hash_files
 from bench.campaign.order import interleave
-from bench.cases import Case
+from bench.cases import Case, Point
 from bench.cells import Cell, Changes, cells_of
 from bench.environment import describe_environment
 from bench.outcome import CellOutcome
+from sgl_hybrid.errors import SettingError
 
 
 class CampaignResult(NamedTuple):
@@ -70,12 +72,15 @@ class Campaign:
             load_case(
                 self._cells[0], conditions
             ).requests()  # a data set that cannot be used is said before anything runs
-        self._plans = {cell.key: self._plan(cell) for cell in self._cells}
+        self._plans = {
+            cell.key: self._plan(cell, self._quick_share(cell) if arm_of(cell.arm).tuned else None)
+            for cell in self._cells
+        }
         self._runner = CellRunner(conditions, launch, folder / "workloads")
         self._estimator = Estimator()
         self._order_seed = order_seed
         self._folder = CampaignFolder(folder, self._manifest())
-        self._tuned: dict[str, Calibration] = {}
+        self._tuned: dict[Point, Calibration] = {}
 
     def run(self) -> CampaignResult:
         """Run what is not finished yet. Raises: SettingError if the folder cannot be used; nothing has run then."""
@@ -135,23 +140,40 @@ class Campaign:
         say(f"{len(pending)} of {len(self._cells)} cells to run ({done} done), about {left}; into {self._folder.path}")
 
     def _tune(self, pending: Sequence[Cell]) -> None:
-        for like in budgets_to_tune(pending):
-            found = read_calibration(self._folder.path, like.budget)
-            if found is None and self._quick:
-                found = Calibration(budget=like.budget, share=QUICK_SHARE)
-            if found is None:
-                self._console.print(f"looking for the best share of recurrent memory for {like.arm} at {like.budget}")
-                found = calibrate(like, self._measure_share)
-            write_calibration(self._folder.path, found)
-            self._tuned[like.budget] = found
-            self._console.print(found.describe(), highlight=False)
-            self._console.print(f"  {self._plan(like, found.share).describe()}", highlight=False)
+        self._tuned = read_calibrations(self._folder.path)
+        trials = Trials(self._folder.path, self._try_share, retry_failed=self._retry_failed)
+        for point, like in points_to_tune(pending).items():
+            found = self._tuned.get(point)
+            if found is None or self._is_open(found):
+                if self._quick:
+                    found = Calibration(
+                        budget=point.budget, share=self._quick_share(like), rate=point.rate, cap=point.cap
+                    )
+                else:
+                    at = point.describe()
+                    self._console.print(f"looking for the best share of recurrent memory for {like.arm} at {at}")
+                    found = calibrate(like, trials.measure)
+                write_calibration(self._folder.path, found)
+                self._tuned[point] = found
+            self._console.print(escape(found.describe()), highlight=False)
+            if found.share is not None:
+                self._console.print(f"  {escape(self._plan(like, found.share).describe())}", highlight=False)
 
-    def _measure_share(self, cell: Cell, share: float) -> CellOutcome:
-        folder = self._folder.path / "calibration" / f"{cell.key}_share{share:.2f}"
-        attempt = 1 + len(list(folder.glob("attempt-*")))
-        (folder / f"attempt-{attempt}").mkdir(parents=True)
-        return self._runner.run(cell, self._plan(cell, share), attempt, folder / f"attempt-{attempt}").outcome
+    def _is_open(self, found: Calibration) -> bool:
+        """Return whether this invocation has to look for a share although an earlier one left a finding."""
+        return not (found.searched or self._quick) or (found.share is None and self._retry_failed)
+
+    def _quick_share(self, cell: Cell) -> float:
+        """Return the share that a quick run takes without a search, as near to the usual one as the budget allows."""
+        shares = shares_with_room(arm_of(cell.arm), cell.budget, self._conditions.serving)
+        return min(shares, key=lambda share: abs(share - QUICK_SHARE))
+
+    def _try_share(self, cell: Cell, share: float, attempt: int, folder: Path) -> CellOutcome:
+        try:
+            plan = self._plan(cell, share)
+        except SettingError as error:
+            return outcome_of(cell, attempt, "refused", str(error))
+        return self._runner.run(cell, plan, attempt, folder).outcome
 
     def _run_cells(self, pending: Sequence[Cell]) -> None:
         shown = None if self._conditions.progress else True  # None: where stderr is a terminal
@@ -172,21 +194,26 @@ class Campaign:
 
     def _run_cell(self, cell: Cell) -> Row:
         """Run one attempt and keep its row, also when the user stops it."""
-        tuned = self._tuned.get(cell.budget) if arm_of(cell.arm).tuned else None
-        plan = self._plans[cell.key] if tuned is None else self._plan(cell, tuned.share)
         attempt, folder = self._folder.begin(cell)
         begun = time.monotonic()
         try:
-            row = self._runner.run(cell, plan, attempt, folder)
+            row = self._attempt(cell, attempt, folder)
         except KeyboardInterrupt:
             outcome = outcome_of(cell, attempt, "failed", INTERRUPTED)
             self._folder.finish(Row(key=cell.key, seconds=time.monotonic() - begun, outcome=outcome))
             raise
-        if tuned is not None:
-            counters = {**row.outcome.counters, "mamba_share": tuned.share}
-            row = msgspec.structs.replace(row, outcome=msgspec.structs.replace(row.outcome, counters=counters))
         self._folder.finish(row)
         return row
+
+    def _attempt(self, cell: Cell, attempt: int, folder: Path) -> Row:
+        if not arm_of(cell.arm).tuned:
+            return self._runner.run(cell, self._plans[cell.key], attempt, folder)
+        tuned = self._tuned[cell.point]
+        if tuned.share is None:
+            return Row(key=cell.key, seconds=0.0, outcome=outcome_of(cell, attempt, "refused", tuned.describe()))
+        row = self._runner.run(cell, self._plan(cell, tuned.share), attempt, folder)
+        counters = {**row.outcome.counters, "mamba_share": tuned.share}
+        return msgspec.structs.replace(row, outcome=msgspec.structs.replace(row.outcome, counters=counters))
 
     def _result(self, interrupted: bool) -> CampaignResult:
         keys = {cell.key for cell in self._cells}

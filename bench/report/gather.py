@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.campaign.calibration import Calibration
+from bench.campaign.calibration import Calibration, read_calibrations
 from bench.campaign.folder import read_manifest, read_rows, read_sessions
 from bench.campaign.gate import Answers
 from bench.campaign.manifest import CampaignManifest, CellManifest, Session
@@ -134,7 +134,7 @@ def gather(folder: Path) -> Report:
         folders=[path.name for path in folders],
         manifests=manifests,
         sessions=sessions,
-        calibrations=[found for path in folders for found in _calibrations(path)],
+        calibrations=[found for path in folders for found in read_calibrations(path).values()],
         cases=[_case(name, outcomes) for name in dict.fromkeys(outcome.case for outcome in outcomes)],
         arms=_arm_lines(outcomes, plans),
         goals=reached(outcomes),
@@ -207,11 +207,6 @@ def _gate(paths: Sequence[Path]) -> str:
         f"{answers.total() - most} of {answers.total()} servers that passed the gate gave other tokens to its prompts "
         "than the most; each answered the same when a prompt was cached."
     )
-
-
-def _calibrations(folder: Path) -> list[Calibration]:
-    decoder = msgspec.json.Decoder(Calibration)
-    return [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("calibration-*.json"))]
 
 
 def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:

@@ -57,11 +57,12 @@ def campaign(
     requests: int = REQUESTS,
     dataset: Path | None = None,
     budget: str = "b63",
+    quick: bool = True,
     **options: Any,
 ) -> CampaignResult:
     """Run case q1 on stand-ins, with prompts of 2 % of the paper's lengths at 200 requests/s."""
     changes = Changes(
-        arms=tuple(arms.split()), budgets=(budget,), num_seeds=seeds, num_requests=requests, rate=200.0, quick=True
+        arms=tuple(arms.split()), budgets=(budget,), num_seeds=seeds, num_requests=requests, rate=200.0, quick=quick
     )
     conditions = Conditions(
         serving=Serving(model=model), scale=0.02, dataset=dataset, command=("test",), progress=False, period_s=0.02
