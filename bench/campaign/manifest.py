@@ -15,6 +15,7 @@ import msgspec
 
 from bench.arm_plan import ArmPlan
 from bench.cells import Cell
+from bench.metrics.latency import Limits
 from sgl_hybrid.errors import SettingError
 
 SCHEMA_VERSION = 1
@@ -23,8 +24,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a campaign. Another case, model, dtype or data set is another campaign; arms, budgets, seeds,
-    rates and sharing levels may be added to one."""
+    """The identity of a campaign. Another case, model, dtype, data set or other limits are another campaign; arms,
+    budgets, seeds, rates and sharing levels may be added to one. A manifest without limits is of a folder without."""
 
     schema_version: int = SCHEMA_VERSION
     case: str
@@ -37,6 +38,7 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     pace: float = 1.0
     dataset_sha256: str | None = None
     order_seed: int = 0
+    limits: Limits | None = None
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

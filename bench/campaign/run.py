@@ -120,6 +120,7 @@ class Campaign:
             pace=self._conditions.pace,
             dataset_sha256=None if dataset is None else hash_files(dataset.parent, (dataset.name,)),
             order_seed=self._order_seed,
+            limits=self._conditions.limits,
         )
 
     def _announce(self, pending: Sequence[Cell]) -> None:

@@ -70,6 +70,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
+    def __str__(self) -> str:
+        named = {"TTFT": self.ttft_ms, "TPOT": self.tpot_ms, "E2E": self.e2e_ms}
+        return " and ".join(f"{name} {limit:g} ms" for name, limit in named.items() if limit is not None) or "none"
+
     def hold(self, record: RequestRecord) -> bool:
         """Return whether a request was answered in full and within every limit. A single token has no TPOT to fail."""
         if record.status != "ok":

@@ -19,6 +19,7 @@ from bench.campaign.cell import Conditions, Launch, Launcher
 from bench.campaign.run import Campaign, CampaignResult
 from bench.cases import case_of
 from bench.cells import Changes
+from bench.metrics.latency import Limits
 from bench.nano import FALCON_CONFIG
 from bench.tokenizer import make_tokenizer
 
@@ -58,6 +59,7 @@ def campaign(
     dataset: Path | None = None,
     budget: str = "b63",
     quick: bool = True,
+    limits: Limits | None = None,
     **options: Any,
 ) -> CampaignResult:
     """Run case q1 on stand-ins, with prompts of 2 % of the paper's lengths at 200 requests/s."""
@@ -65,7 +67,13 @@ def campaign(
         arms=tuple(arms.split()), budgets=(budget,), num_seeds=seeds, num_requests=requests, rate=200.0, quick=quick
     )
     conditions = Conditions(
-        serving=Serving(model=model), scale=0.02, dataset=dataset, command=("test",), progress=False, period_s=0.02
+        serving=Serving(model=model),
+        scale=0.02,
+        dataset=dataset,
+        limits=limits,
+        command=("test",),
+        progress=False,
+        period_s=0.02,
     )
     console = Console(file=io.StringIO())
     return Campaign(case_of("q1"), changes, conditions, launch, folder, console=console, **options).run()

@@ -25,6 +25,7 @@ from bench.campaign.run import CampaignResult
 from bench.cases import case_of
 from bench.cells import Changes, cells_of
 from bench.cli import main
+from bench.metrics.latency import Limits
 from bench.outcome import adopted
 from bench.records import read_manifest as read_run
 from bench.records import read_records
@@ -250,6 +251,27 @@ def test_the_folder_of_another_campaign_is_left_alone(model: Path, tmp_path: Pat
     (tmp_path / "c").write_text("a file")
     with pytest.raises(SettingError, match="expected an output folder that can be written"):
         campaign(model, tmp_path / "c", StandIn())
+
+
+def test_limits_of_goodput_are_of_the_whole_folder(model: Path, tmp_path: Path) -> None:
+    limits = Limits(ttft_ms=2000)
+    campaign(model, tmp_path, StandIn(), limits=limits)
+    [row] = read_rows(tmp_path)
+    assert row.outcome.metrics["goodput_share"] == 1
+    assert campaign(model, tmp_path, StandIn(), limits=limits) == CampaignResult(1, 0, 0, False)
+    with pytest.raises(SettingError, match=r"of another \(limits: TTFT 2000 ms, not TTFT 500 ms and TPOT 50 ms\)"):
+        campaign(model, tmp_path, StandIn(), limits=Limits(ttft_ms=500, tpot_ms=50))
+    with pytest.raises(SettingError, match=r"\(limits: TTFT 2000 ms, not None\)"):
+        campaign(model, tmp_path, StandIn())
+
+
+def test_a_folder_of_before_limits_were_kept_has_none(model: Path, tmp_path: Path) -> None:
+    campaign(model, tmp_path, StandIn())
+    path = tmp_path / "campaign.json"
+    kept = json.loads(path.read_text())
+    del kept["limits"]
+    path.write_text(json.dumps(kept))
+    assert campaign(model, tmp_path, StandIn()) == CampaignResult(1, 0, 0, False)
 
 
 def test_one_campaign_at_a_time_works_on_a_folder(tmp_path: Path) -> None:
