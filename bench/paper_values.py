@@ -16,7 +16,7 @@ HARDWARE = "Falcon-H1-7B, A100, modified vLLM"
 class PaperEffect(NamedTuple):
     """One printed effect: mean over seeds in percent (an interaction: points), interval and corrected p where printed.
 
-    case, name: as in `bench.stats.rows.Row`. A field of the condition that is None is not part of the match.
+    case, name: as in `bench.stats.rows.Row`. The rest is its condition, whole: the main load unless said otherwise.
     """
 
     case: str
@@ -27,68 +27,74 @@ class PaperEffect(NamedTuple):
     p: float | None = None
     low: float | None = None
     high: float | None = None
-    q: float | None = None
-    rate: float | None = None
-    cap: int | None = None
-    headroom: float | None = None
-    variant: str | None = None
+    q: float = 1.0
+    rate: float = 3.0
+    cap: int = 63
+    headroom: float = 0.0
+    variant: str = ""
 
     def matches(self, case: str, name: str, at: Condition) -> bool:
         """Return whether this is the paper's value of a contrast of ours."""
-        own = (self.q, self.rate, self.cap, self.headroom, self.variant)
-        theirs = (at.q, at.rate, at.cap, at.headroom, at.variant)
-        same = all(ours is None or ours == value for ours, value in zip(own, theirs, strict=True))
-        return same and (self.case, self.name, self.budget) == (case, name, at.budget)
+        return (self.case, self.name) == (case, name) and Condition.of(self) == at
 
 
 _LEAST_22, _LEAST_17 = 0.01074219, 0.00830078
+_SPLITS = ("split=0.427383", "split=0.477383", "split=0.577383", "split=0.627383")
+_PINNING, _REUSE = "D0/S2, pin K 1 instead of 3", "S2-retained/S2, share instead of isolate"
 
 EFFECTS = (
-    PaperEffect("q1", "S1/S0", "b63", 51.784, "Table B-5", _LEAST_22, rate=3.0),
-    PaperEffect("q1", "S1/S0", "b83", 47.568, "Table B-5", _LEAST_22, rate=3.0),
-    PaperEffect("q1", "S1/S0", "b108", 56.235, "Table B-5", _LEAST_22, rate=3.0),
-    PaperEffect("q1", "S2/S1", "b63", 8.929, "Table B-5", _LEAST_22, rate=3.0),
-    PaperEffect("q1", "S2/S1", "b83", 12.628, "Table B-5", _LEAST_22, rate=3.0),
-    PaperEffect("q1", "S2/S1", "b108", 9.972, "Table B-5", 0.03662109, rate=3.0),
-    PaperEffect("q2", "S1/S0", "b63", 51.4997, "Table E-2", rate=3.0, q=1.0),
-    PaperEffect("q2", "S2/S1", "b63", 9.4512, "Table E-2", rate=3.0, q=1.0),
-    PaperEffect("q2", "S1/S0", "b108", 46.6513, "Table E-2", rate=4.5, q=1.0),
-    PaperEffect("q2", "S2/S1", "b108", 9.2296, "Table E-2", rate=4.5, q=1.0),
-    PaperEffect("q2", "S1/S0", "b83", 37.945, "Table G-2", rate=3.0, q=0.0),
-    PaperEffect("q2", "S2/S1", "b83", 2.586, "Table G-2", rate=3.0, q=0.0),
+    PaperEffect("q1", "S1/S0", "b63", 51.784, "Table B-5", _LEAST_22),
+    PaperEffect("q1", "S1/S0", "b83", 47.568, "Table B-5", _LEAST_22),
+    PaperEffect("q1", "S1/S0", "b108", 56.235, "Table B-5", _LEAST_22),
+    PaperEffect("q1", "S2/S1", "b63", 8.929, "Table B-5", _LEAST_22),
+    PaperEffect("q1", "S2/S1", "b83", 12.628, "Table B-5", _LEAST_22),
+    PaperEffect("q1", "S2/S1", "b108", 9.972, "Table B-5", 0.03662109),
+    PaperEffect("q2", "S1/S0", "b63", 51.4997, "Table E-2"),
+    PaperEffect("q2", "S2/S1", "b63", 9.4512, "Table E-2"),
+    PaperEffect("q2", "S1/S0", "b108", 46.6513, "Table E-2", rate=4.5, cap=109),
+    PaperEffect("q2", "S2/S1", "b108", 9.2296, "Table E-2", rate=4.5, cap=109),
+    PaperEffect("q2", "S1/S0", "b83", 37.945, "Table G-2", q=0.0),
+    PaperEffect("q2", "S2/S1", "b83", 2.586, "Table G-2", q=0.0),
     *(
-        PaperEffect(case, "D0/S2", budget, effect, "section 5.3", p, rate=3.0)
+        PaperEffect(case, "D0/S2", budget, effect, "section 5.3", p)
         for case in ("q1", "q4")
         for budget, effect, p in (("b63", 4.978, 0.01074), ("b83", -1.728, None), ("b108", -12.556, 0.01074))
     ),
     PaperEffect("q3", "S1/S0", "b83", 37.945, "Table G-2", q=0.0),
     PaperEffect("q3", "S1/S0", "b83", 38.797, "Table G-2", q=0.5),
-    PaperEffect("q3", "S1/S0", "b83", 47.568, "Table G-2", q=1.0),
+    PaperEffect("q3", "S1/S0", "b83", 47.568, "Table G-2"),
     PaperEffect("q3", "S2/S1", "b83", 2.586, "Table G-2", q=0.0),
     PaperEffect("q3", "S2/S1", "b83", 4.150, "Table G-2", q=0.5),
-    PaperEffect("q3", "S2/S1", "b83", 12.628, "Table G-2", q=1.0),
+    PaperEffect("q3", "S2/S1", "b83", 12.628, "Table G-2"),
     PaperEffect("q3", "D0/S2", "b83", -3.294, "Table G-2", q=0.0),
     PaperEffect("q3", "D0/S2", "b83", 3.291, "Table G-2", q=0.5),
-    PaperEffect("q3", "D0/S2", "b83", -1.728, "Table G-2", q=1.0),
+    PaperEffect("q3", "D0/S2", "b83", -1.728, "Table G-2"),
     PaperEffect("q3", "S1/S0, q 1 instead of 0", "b83", 9.623, "section 5.2", 0.01074),
     PaperEffect("q3", "S2/S1, q 1 instead of 0", "b83", 10.043, "section 5.2", 0.01074),
     PaperEffect("q3", "D0/S2, q 1 instead of 0", "b83", 1.566, "sections E.6, G.1", 0.41113),
-    PaperEffect("q5", "D0/S2", "b63", 3.64, "Table E-5", 0.3750, rate=3.0),
-    PaperEffect("q5", "D0/S2", "b108", -13.17, "section 5.3, six seeds", rate=3.0),
-    PaperEffect("q5", "D0/S2", "b108", -5.97, "Table E-5", 0.0391, rate=4.5),
-    PaperEffect("q6", "D0/S2", "b63", 4.431, "Table B-7", _LEAST_17, 2.911, 5.944, headroom=0.0),
+    PaperEffect("q5", "D0/S2", "b63", 3.64, "Table E-5", 0.3750),
+    PaperEffect("q5", "D0/S2", "b108", -13.17, "section 5.3, six seeds", cap=109),
+    PaperEffect("q5", "D0/S2", "b108", -5.97, "Table E-5", 0.0391, rate=4.5, cap=109),
+    PaperEffect("q6", "D0/S2", "b63", 4.431, "Table B-7", _LEAST_17, 2.911, 5.944),
     PaperEffect("q6", "D0/S2", "b63", -8.420, "Table B-7", _LEAST_17, -9.836, -6.756, headroom=0.19),
     PaperEffect("q6", "D0/S2, headroom 0 and 0.27", "b63", -8.013, "Table B-7", _LEAST_17, -9.863, -6.147),
-    PaperEffect("q6", "S2, headroom 0.27 instead of 0", "b63", 13.613, "Table B-7", _LEAST_17, 11.658, 15.393),
-    PaperEffect("q6", "D0/S2", "b83", -3.269, "Table B-7", 0.30761719, -7.084, -0.023, headroom=0.0),
+    PaperEffect("q6", "D0/S2", "b83", -3.269, "Table B-7", 0.30761719, -7.084, -0.023),
     PaperEffect("q6", "D0/S2", "b83", -16.348, "Table B-7", _LEAST_17, -17.783, -14.731, headroom=0.19),
     PaperEffect("q6", "D0/S2, headroom 0.1 and 0.35", "b83", -16.218, "Table B-7", _LEAST_17, -17.395, -15.095),
-    PaperEffect("q6", "D0, headroom 0.1 instead of 0", "b83", 2.857, "Table B-7", _LEAST_17, 2.559, 3.139),
-    PaperEffect("q6", "S2, headroom 0.35 instead of 0", "b83", 18.808, "Table B-7", _LEAST_17, 14.047, 23.214),
-    PaperEffect("q6", "D0/S2", "b108", -14.070, "Table B-7", _LEAST_17, -16.428, -11.842, headroom=0.0),
+    PaperEffect("q6", "D0/S2", "b108", -14.070, "Table B-7", _LEAST_17, -16.428, -11.842),
     PaperEffect("q6", "D0/S2", "b108", -11.993, "Table B-7", _LEAST_17, -14.429, -9.644, headroom=0.19),
     PaperEffect("q6", "D0/S2, headroom 0.1 and 0", "b108", -11.936, "Table B-7", _LEAST_17, -14.211, -9.697),
-    PaperEffect("q6", "D0, headroom 0.1 instead of 0", "b108", 2.501, "Table B-7", _LEAST_17, 1.789, 3.231),
+    *(
+        PaperEffect(
+            "q6", f"{arm}, headroom {f:g} instead of 0", budget, effect, "Table B-7", _LEAST_17, low, high, headroom=f
+        )
+        for arm, budget, f, effect, low, high in (
+            ("S2", "b63", 0.27, 13.613, 11.658, 15.393),
+            ("D0", "b83", 0.10, 2.857, 2.559, 3.139),
+            ("S2", "b83", 0.35, 18.808, 14.047, 23.214),
+            ("D0", "b108", 0.10, 2.501, 1.789, 3.231),
+        )
+    ),
     PaperEffect("caps", "D0/S2", "b63", -8.34, "Table E-5", 0.0391, rate=1.7, cap=8),
     *(
         PaperEffect("caps", "D0/S2", budget, gap, "Table E-11", rate=1.7, cap=cap)
@@ -99,25 +105,25 @@ EFFECTS = (
         for cap, gap in gaps.items()
     ),
     PaperEffect("bursts", "D0/S2", "b63", -0.37, "Table E-5", 0.5469, rate=1.7, variant="onoff"),
-    PaperEffect("split", "D0, split=0.427383 instead of the default", "b63", -2.480, "Table E-12", 0.01074),
-    PaperEffect("split", "D0, split=0.477383 instead of the default", "b63", 0.850, "Table E-12", 0.03955),
-    PaperEffect("split", "D0, split=0.577383 instead of the default", "b63", -4.311, "Table E-12", 0.01074),
-    PaperEffect("split", "D0, split=0.627383 instead of the default", "b63", -10.959, "Table E-12", 0.01074),
-    PaperEffect("split", "D0, split=0.427383 instead of the default", "b108", 0.867, "Table E-12", 0.03662),
-    PaperEffect("split", "D0, split=0.477383 instead of the default", "b108", 1.854, "Table E-12", 0.01074),
-    PaperEffect("split", "D0, split=0.577383 instead of the default", "b108", -6.150, "Table E-12", 0.01074),
-    PaperEffect("split", "D0, split=0.627383 instead of the default", "b108", -13.779, "Table E-12", 0.01074),
     *(
-        PaperEffect("pinning", "D0/S2", budget, gap, "Table E-15", variant=f"pin={k}")
-        for budget, gaps in (
-            ("b108", {"off": -4.74, "3": -4.46, "2": -4.74, "1": -4.87}),
-            ("b63", {"off": 3.62, "3": 3.24, "2": 3.64, "1": 3.68}),
+        PaperEffect("split", f"D0, {split} instead of the default", budget, effect, "Table E-12", p, variant=split)
+        for budget, settings in (
+            ("b63", ((-2.480, 0.01074), (0.850, 0.03955), (-4.311, 0.01074), (-10.959, 0.01074))),
+            ("b108", ((0.867, 0.03662), (1.854, 0.01074), (-6.150, 0.01074), (-13.779, 0.01074))),
+        )
+        for split, (effect, p) in zip(_SPLITS, settings, strict=True)
+    ),
+    *(
+        PaperEffect("pinning", "D0/S2", budget, gap, "Table E-15", rate=rate, cap=cap, variant=f"pin={k}")
+        for budget, rate, cap, gaps in (
+            ("b108", 4.5, 109, {"off": -4.74, "3": -4.46, "2": -4.74, "1": -4.87}),
+            ("b63", 3.0, 63, {"off": 3.62, "3": 3.24, "2": 3.64, "1": 3.68}),
         )
         for k, gap in gaps.items()
     ),
-    PaperEffect("pinning", "D0/S2, pin K 1 instead of 3", "b108", -0.4097, "Table E-16", 0.875),
-    PaperEffect("pinning", "D0/S2, pin K 1 instead of 3", "b63", 0.4425, "Table E-16", 0.875),
-    PaperEffect("q9", "S2-retained/S2, share instead of isolate", "b83", 14.3043, "Table G-7", None, -0.1057, 30.7930),
+    PaperEffect("pinning", _PINNING, "b108", -0.4097, "Table E-16", 0.875, rate=4.5, cap=109, variant="pin=1"),
+    PaperEffect("pinning", _PINNING, "b63", 0.4425, "Table E-16", 0.875, variant="pin=1"),
+    PaperEffect("q9", _REUSE, "b83", 14.3043, "Table G-7", None, -0.1057, 30.7930, variant="share"),
     PaperEffect("q9", "S2-retained/S2", "b83", 15.2563, "Table G-7", None, 0.7993, 31.7867, variant="share"),
     PaperEffect("q9", "S2-retained/S2", "b83", 0.8328, "Table G-7", None, -1.3181, 3.0306, variant="isolate"),
 )

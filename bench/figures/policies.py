@@ -52,8 +52,8 @@ def figure_5(outcomes: Iterable[CellOutcome]) -> Figure:
         say_if_empty(above, bool(common))
         gaps = [mean_ratio_or_none(cells["d0", rate], cells["s2", rate]) for rate in rates]
         _line(below, rates, [None if gap is None else 100 * (gap - 1) for gap in gaps], "d0/s2")
-        printed = [e for e in paper_values.EFFECTS if (e.case, e.budget) == ("q5", budget) and e.rate is not None]
-        paper_marks(below, [float(e.rate or 0) for e in printed], [e.effect for e in printed])
+        printed = [e for e in paper_values.EFFECTS if (e.case, e.budget) == ("q5", budget)]
+        paper_marks(below, [e.rate for e in printed], [e.effect for e in printed])
         below.axhline(0, color="#444444", linewidth=0.6)
         label(below, "cd"[place] if place < 2 else "", f"{budget}, gap", x="arrival rate [requests/s]", y="D0/S2 [%]")
         say_if_empty(below, any(gap is not None for gap in gaps))

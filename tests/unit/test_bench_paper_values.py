@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def rows(table: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def effect(case: str, name: str, budget: str, **condition: float | str) -> PaperEffect:
+def effect(case: str, name: str, budget: str, **condition: Any) -> PaperEffect:
     at = Condition(case, budget, q=1.0, rate=3.0, cap=63, headroom=0.0, variant="")._replace(**condition)
     found = paper_effect(case, name, at)
     assert found is not None, (case, name, at)
@@ -86,9 +87,14 @@ def test_table_e5() -> None:
         assert found.p == float(table[number]["holm_p"])
 
 
+PINNED: dict[str, dict[str, Any]] = {"b108": {"rate": 4.5, "cap": 109}, "b63": {}}
+"""What sets the load of the pinning runs apart from the main one. Source: section B.2."""
+
+
 def test_table_e16() -> None:
     for row in rows("e16_pinning_interaction"):
-        found = effect("pinning", "D0/S2, pin K 1 instead of 3", row["budget"], variant="pin=1")
+        name = "D0/S2, pin K 1 instead of 3"
+        found = effect("pinning", name, row["budget"], **PINNED[row["budget"]], variant="pin=1")
         assert (found.effect, found.p) == (float(row["mean_change_pp"]), float(row["holm_p"]))
 
 
@@ -100,13 +106,15 @@ def test_gaps_by_cap_and_pinning() -> None:
     columns = {"off": "roff_pct", "3": "r0_k3_pct", "2": "r1_k2_pct", "1": "r2_k1_pct"}
     for row in rows("e15_pinning_gaps"):
         for k, column in columns.items():
-            assert effect("pinning", "D0/S2", row["budget"], variant=f"pin={k}").effect == float(row[column])
+            found = effect("pinning", "D0/S2", row["budget"], **PINNED[row["budget"]], variant=f"pin={k}")
+            assert found.effect == float(row[column])
 
 
 def test_table_e2() -> None:
     for row in rows("e2_anchor_paired_changes"):
         name = {"S0->S1": "S1/S0", "S1->S2": "S2/S1"}[row["step"]]
-        found = effect("q2", name, row["budget"], rate=float(row["arrival_req_s"]))
+        cap = {"b63": 63, "b108": 109}[row["budget"]]
+        found = effect("q2", name, row["budget"], rate=float(row["arrival_req_s"]), cap=cap)
         assert found.effect == float(row["throughput_pct"])
 
 
@@ -148,6 +156,14 @@ def test_section_5_3() -> None:
         row for row in rows("fig5_q5") if (row["budget"], row["arrival_req_s"], row["seed"]) == ("b108", "3.0", "0-5")
     ]
     assert effect("q5", "D0/S2", "b108", cap=109).effect == float(row["value_low"])
+
+
+@pytest.mark.parametrize("other", [{"q": 0.0}, {"cap": 109}, {"headroom": 0.19}, {"variant": "onoff"}, {"rate": 0.8}])
+def test_a_value_stands_beside_its_own_condition_only(other: dict[str, Any]) -> None:
+    at = Condition("q1", "b63", 1.0, 3.0, 63, 0.0, "")
+    assert paper_effect("q1", "S1/S0", at) is not None
+    assert paper_effect("q1", "S1/S0", at._replace(**other)) is None
+    assert paper_effect("q3", "D0/S2", at._replace(case="q3", budget="b83", rate=0.8)) is None
 
 
 def test_no_value_for_what_the_paper_does_not_print() -> None:
