@@ -21,6 +21,8 @@ MAIN_SEEDS = tuple(range(42000, 42012))
 CONFIRMATION_SEEDS = tuple(range(76400, 76412))
 HEADROOMS = (0.0, 0.10, 0.19, 0.27, 0.35)
 """Admission headroom f. Source: paper Table 2 (Q6)."""
+MOST_SEEDS = 20
+"""Seeds that an exact test can enumerate: 2^20 assignments take seconds; more are refused rather than sampled."""
 RIVALS = ("stock-tuned", "stock-unified", "ceiling")
 """What the arms of the paper are set beside unless `--arms` says otherwise."""
 

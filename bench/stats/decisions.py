@@ -14,9 +14,9 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+from bench.cases import MOST_SEEDS
+
 LEVEL = 0.05
-MOST_SEEDS = 20
-"""2^20 assignments take seconds; more are refused rather than sampled."""
 _ROUNDING = 1e-12
 
 

@@ -88,6 +88,42 @@ def test_the_command_line_changes_the_grid() -> None:
     }
 
 
+@pytest.mark.parametrize("num_seeds", [1, 4, 8])
+def test_so_many_seeds_are_so_many_at_every_point(num_seeds: int) -> None:
+    """The load curves have seeds 0 to 2, their top rates 3 to 8 too, in a grid of their own."""
+    for name in ("q5", "caps"):
+        cells = cells_of(case_of(name), Changes(num_seeds=num_seeds, arms=("s2",)))
+        seeds: dict[Point, list[int]] = {}
+        for cell in cells:
+            seeds.setdefault(cell.point, []).append(cell.seed)
+        assert {tuple(sorted(found)) for found in seeds.values()} == {tuple(range(num_seeds))}
+    assert {cell.seed for cell in cells_of(case_of("q8"), Changes(num_seeds=num_seeds))} == set(
+        range(79010, 79010 + num_seeds)
+    )
+    quick = cells_of(case_of("q5"), Changes(num_seeds=num_seeds, quick=True, arms=("s2",)))
+    assert [cell.seed for cell in quick] == list(range(num_seeds))
+
+
+def test_a_budget_of_the_case_takes_its_own_points_only() -> None:
+    cells = cells_of(case_of("q5"), Changes(budgets=("b63",), num_seeds=1))
+    assert {cell.cap for cell in cells} == {63}
+    assert {cell.cap for cell in cells_of(case_of("q1-low"), Changes(budgets=("b108",), quick=True))} == {109}
+
+
+def test_an_arm_with_a_headroom_of_its_own_gets_no_other() -> None:
+    cells = cells_of(case_of("q6"), Changes(arms=("s2-auto", "d0"), num_seeds=1, budgets=("b63",)))
+    assert [cell.headroom for cell in cells if cell.arm == "s2-auto"] == [0.0]
+    assert len([cell for cell in cells if cell.arm == "d0"]) == 5
+    both = cells_of(case_of("auto"), Changes(arms=("s2-auto", "s2"), num_seeds=1, budgets=("b63",)))
+    assert [cell.key for cell in both if cell.arm == "s2-auto"] == ["s2-auto_b63_q1_r3_c63_s42000"]
+
+
+def test_headrooms_are_refused_by_a_case_without_several() -> None:
+    message = r"--headroom: expected a case that compares headrooms \(q6, matched, auto\), got q1"
+    with pytest.raises(SettingError, match=message):
+        cells_of(case_of("q1"), Changes(headrooms=(0.1,)))
+
+
 def test_a_rate_given_once_stands_for_the_whole_curve() -> None:
     cells = cells_of(case_of("q5"), Changes(rate=2.0, num_seeds=1, budgets=("b63",)))
     assert {cell.rate for cell in cells} == {2.0}
@@ -144,6 +180,7 @@ def test_variants_say_what_they_change() -> None:
         (lambda: case_of("q10"), "expected a case out of q1, .* got 'q10'; nearest: q1"),
         (lambda: Changes(arms=("s3",)), "expected an arm out of s0, .* got 's3'; nearest: s2"),
         (lambda: Changes(num_seeds=0), "--seeds: expected at least 1 seed, got 0"),
+        (lambda: Changes(num_seeds=21), "--seeds: expected 1 to 20 seeds, all that an exact test .* got 21"),
         (lambda: Changes(num_requests=0), "--requests: expected at least 1 request, got 0"),
         (lambda: Changes(rate=0.0), "--rate: expected a rate above 0 requests/s, got 0"),
         (lambda: Changes(headrooms=(1.0,)), "--headroom: expected a fraction from 0 to below 1, got 1.0"),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.cases import MOST_SEEDS
 from bench.stats.decisions import (
-    MOST_SEEDS,
     Decision,
     adoption_scenarios,
     holm,
