@@ -158,6 +158,8 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
     _require(values, "mamba_track_interval", layout.checkpoint_interval, "--checkpoint-interval", unset=(None, 256))
     _require(values, "max_total_tokens", None, "--memory-budget")
     _require(values, "max_mamba_cache_size", None, "--memory-budget")
+    _require(values, "mamba_full_memory_ratio", None, "--memory-budget")
+    _require(values, "mamba_backend", "triton", "--memory-org", unset=(None,))
     if not values.get("disable_radix_cache"):
         _require(values, "mamba_radix_cache_strategy", "extra_buffer_lazy", "--memory-org", unset=(None, "auto"))
     for name in (
@@ -169,6 +171,7 @@ def _set_sglang_arguments(plan: MemoryPlan, values: MutableMapping[str, Any]) ->
         "enable_unified_cache_external_linker",
         "enable_streaming_session",
         "enable_return_routed_experts",
+        "enable_page_major_kv_layout",
     ):
         _require(values, name, False, "--memory-org")
     if values.get("kv_cache_dtype") not in (None, "auto", "bf16", "bfloat16"):

@@ -133,6 +133,9 @@ def test_without_an_organization_nothing_of_memory_is_set(nano: Path, monkeypatc
         ),
         (["--memory-org", "s2", "--enable-streaming-session"], ["--enable-streaming-session", "left out"]),
         (["--memory-org", "s2", "--enable-lmcache"], ["--enable-lmcache", "left out"]),
+        (["--memory-org", "d0", "--mamba-full-memory-ratio", "0.5"], ["--mamba-full-memory-ratio", "left out"]),
+        (["--memory-org", "s2", "--mamba-backend", "flashinfer"], ["--mamba-backend", "expected triton"]),
+        (["--memory-org", "s0", "--enable-page-major-kv-layout"], ["--enable-page-major-kv-layout", "left out"]),
         (["--memory-org", "s0", "--enable-return-routed-experts"], ["--enable-return-routed-experts", "left out"]),
         (["--memory-org", "s2", "--enable-flexkv"], ["--enable-flexkv", "left out"]),
         (
