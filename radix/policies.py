@@ -8,6 +8,7 @@ Source: paper sections 4.4, 4.5 and B.2.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -108,6 +109,7 @@ class Policies:
         self._names: dict[str, BoundaryNames] = {}
         self._owner: dict[int, str] = {}
         self._boundary: dict[int, bytes] = {}
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def names_needed(self) -> bool:
@@ -149,9 +151,9 @@ class Policies:
         return pin
 
     def _missed_tokens(self, request: str, depth: int) -> int:
-        """Tokens beyond `depth` up to the deepest boundary of the request's prompt that some request had published."""
+        """Tokens beyond `depth` up to the deepest boundary of the request's prompt whose checkpoint was evicted."""
         names = self._names[request].named if request in self._names else []
-        deepest = max((place for place, name in enumerate(names, start=1) if self.used.count(name)), default=0)
+        deepest = max((place for place, name in enumerate(names, start=1) if name in self._evicted), default=0)
         return max(0, deepest * self.grid - depth)
 
     def published(self, request: str, tokens: Sequence[int], checkpoint: int, cost: Units) -> Plan:
@@ -161,6 +163,7 @@ class Policies:
             boundary = self._names[request].up_to(tokens)[-1]
             self.used.register(request, [boundary])
             self._boundary[checkpoint] = boundary
+            self._evicted.pop(boundary, None)
         self._owner[checkpoint] = request
         return self._counted(self.retention.published(request, Produced(boundary, len(tokens), checkpoint, cost)))
 
@@ -183,9 +186,8 @@ class Policies:
         seen.retained_most = _most(seen.retained_most, self.retention.units)
         seen.pinned_most = _most(seen.pinned_most, self.pins.units)
 
-    def retracted(self, request: str, lost_tokens: int, residents: Sequence[Resident]) -> Resident | None:
-        """A request is taken back and will compute `lost_tokens` again; return the boundary to pin, if any."""
-        self.headroom.retracted(lost_tokens)
+    def retracted(self, request: str, residents: Sequence[Resident]) -> Resident | None:
+        """A request is taken back; return the boundary to pin, if any."""
         pin = self.pins.choose(request, residents)
         self._observe()
         return pin
@@ -199,11 +201,25 @@ class Policies:
         self._names.pop(request, None)
         return self.pins.drop(request)
 
-    def lost(self, checkpoint: int) -> None:
-        """A checkpoint was freed or evicted."""
-        self._owner.pop(checkpoint, None)
+    def released(self, checkpoint: int) -> None:
+        """A checkpoint is freed because its lifetime is over, not because memory is short."""
         self._boundary.pop(checkpoint, None)
+
+    def lost(self, checkpoint: int) -> None:
+        """A checkpoint left the tree: evicted, unless `released` came before."""
+        self._owner.pop(checkpoint, None)
+        boundary = self._boundary.pop(checkpoint, None)
+        if boundary is not None:
+            self._evicted[boundary] = None
+            if len(self._evicted) > self.wanted.max_boundaries:
+                self._evicted.popitem(last=False)
         self.retention.lost(checkpoint)
+
+    def flushed(self) -> None:
+        """The tree was dropped by whoever runs the server: nothing of it was evicted for want of memory."""
+        self._owner.clear()
+        self._boundary.clear()
+        self._evicted.clear()
 
     def yielded(self) -> tuple[Plan, list[Resident]]:
         """Give up all protection; return what is to be unprotected."""

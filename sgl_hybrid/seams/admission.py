@@ -14,7 +14,7 @@ Source: SGLang 0.5.23, `sglang/srt/managers/schedule_policy.py`, `scheduler.py`,
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.mem_cache.prefill_budget import PrefillBudget
@@ -29,8 +29,10 @@ from sgl_hybrid.seams.protection import protection_of
 
 class HeadroomPrefillBudget(PrefillBudget):
     """SGLang's token budget with a headroom. `headroom_tokens` and `idle` are those of the candidate that is looked at;
-    `verdict` is the answer to it."""
+    `verdict` is the answer to it. `least_chunk`: tokens that a continued prompt gets even if fewer are left, because
+    it cannot be cut before."""
 
+    least_chunk = 1
     headroom_tokens = 0
     idle = True
     verdict = Verdict.ADMIT
@@ -42,6 +44,10 @@ class HeadroomPrefillBudget(PrefillBudget):
     def can_allocate_prefill(self, *, paged_input: int, **need: Any) -> bool:
         fits = super().can_allocate_prefill(paged_input=paged_input, **need)
         return self._keeps_headroom(fits, paged_input - 1)
+
+    def available_chunk_tokens(self, chunk_limit: int) -> int | None:
+        available = super().available_chunk_tokens(chunk_limit)
+        return None if available is None else max(available, self.least_chunk)
 
     def _keeps_headroom(self, fits: bool, tokens: int) -> bool:
         # SGLang wants a token to spare (`total_tokens < remaining_total`).
@@ -59,6 +65,16 @@ class SharedPrefillBudget(HeadroomPrefillBudget):
         return super()._available_and_evictable() + pages * self.page_size
 
 
+class Tried(NamedTuple):
+    """One look at a candidate: SGLang's answer, whether it was admitted, why not, and units needed and available."""
+
+    result: AddReqResult
+    admitted: bool
+    verdict: Verdict
+    slots: tuple[int, int]
+    pages: tuple[int, int]
+
+
 class CheckedPrefillAdder(PrefillAdder):
     """SGLang's adder with a reservation of state slots and one counted check per pool and candidate."""
 
@@ -71,6 +87,10 @@ class CheckedPrefillAdder(PrefillAdder):
         # Where SGLang cuts a prompt that does not fit this pass: on its own grid, and where no bit depends on the cut.
         self.cut_alignment = exact.cut_alignment()
         self.mamba_chunk_grid = math.lcm(self.mamba_chunk_grid, self.cut_alignment)
+        self.least_chunk = self.mamba_chunk_grid if self.cut_alignment > 1 else 1
+        self.memory_budget.least_chunk = self.least_chunk
+        if self.rem_chunk_tokens is not None:  # Decodes of a mixed batch were taken off.
+            self.rem_chunk_tokens = max(self.rem_chunk_tokens, self.least_chunk)
         self.policies.rounds.begin()
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
@@ -80,16 +100,30 @@ class CheckedPrefillAdder(PrefillAdder):
         if self.protection is not None and not self.can_run_list:
             # Otherwise what this would protect may be the room that requests admitted in this round count on.
             self.protection.arrived(req)
-        result = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
-        refused = result is AddReqResult.NO_TOKEN and req not in self.can_run_list
+        tried = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
+        refused = tried.result is AddReqResult.NO_TOKEN and not tried.admitted
         if refused and idle and self.protection is not None and self.protection.yield_all():
-            result = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
-        return result
+            tried = self._try(req, has_chunked_req, truncation_align_size, idle=idle)
+        self._count(req, tried)
+        return tried.result
+
+    def add_one_req_ignore_eos(self, req: Any) -> AddReqResult:
+        """SGLang's way for requests of a known length without a prefix cache: it would cut anywhere."""
+        left, length = self.rem_chunk_tokens, len(req.full_untruncated_fill_ids) - req.prefix_len
+        if left is not None and left < min(length, self.least_chunk):
+            return AddReqResult.OTHER
+        return super().add_one_req_ignore_eos(req)
+
+    def add_chunked_req(self, req: Any) -> Any:
+        """Go on with a prompt that was cut; what others are to get of this pass leaves it a place to be cut at."""
+        if self.chunked_req_limit is not None:
+            self.chunked_req_limit = max(self.chunked_req_limit, self.least_chunk)
+        return super().add_chunked_req(req)
 
     def _anything_runs(self) -> bool:
         return self.running_batch is not None and any(not req.finished() for req in self.running_batch.reqs)
 
-    def _try(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None, *, idle: bool) -> AddReqResult:
+    def _try(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None, *, idle: bool) -> Tried:
         fraction, budget = self.policies.headroom.fraction, self.memory_budget
         budget.idle = idle
         budget.headroom_tokens = headroom_blocks(fraction, self.memory.pages.num_pages) * self.page_size
@@ -108,22 +142,25 @@ class CheckedPrefillAdder(PrefillAdder):
             result = super().add_one_req(req, has_chunked_req, truncation_align_size)
             verdict = budget.verdict
         admitted = len(self.can_run_list) > admitted_before
-        activity = process.served().activity
-        self.policies.rounds.tried(admitted=admitted, held_back=verdict is Verdict.HEADROOM)
         if admitted:
             self._reserved_slots += needed_slots
+        return Tried(result, admitted, verdict, (needed_slots, free_slots), (needed_pages, free_pages))
+
+    def _count(self, req: Any, tried: Tried) -> None:
+        served = process.served()
+        self.policies.rounds.tried(admitted=tried.admitted, held_back=tried.verdict is Verdict.HEADROOM)
+        if tried.admitted:
             boundary = req.mamba_branching_seqlen  # the deepest that cached attention reaches beyond the match
-            activity.admit(req, joint_tokens=req.prefix_len, attention_tokens=boundary or req.prefix_len)
+            served.activity.admit(req, joint_tokens=req.prefix_len, attention_tokens=boundary or req.prefix_len)
             if self.protection is not None:
                 self.protection.admitted(req)
-        elif result is AddReqResult.NO_TOKEN:
-            activity.defer(req)
-        if admitted or result is AddReqResult.NO_TOKEN:
-            outcome = Outcome.GRANTED if admitted else Outcome.DEFERRED
-            ledger = process.served().ledger
-            ledger.record_check(Pool.RECURRENT, need=needed_slots, free=free_slots, outcome=outcome)
-            ledger.record_check(Pool.ATTENTION, need=needed_pages, free=free_pages, outcome=outcome)
-        return result
+        elif tried.result is AddReqResult.NO_TOKEN:
+            served.activity.defer(req)
+        else:
+            return
+        outcome = Outcome.GRANTED if tried.admitted else Outcome.DEFERRED
+        for pool, (need, free) in ((Pool.RECURRENT, tried.slots), (Pool.ATTENTION, tried.pages)):
+            served.ledger.record_check(pool, need=need, free=free, outcome=outcome)
 
     def _mamba_gap_budget_for_req(self, req: Any, *, include_host_hit: bool = False) -> int:
         """Tokens of the pages that the state slots of `req` will take; 0 where states have a pool of their own."""
@@ -222,6 +259,9 @@ def count_retractions(result: Any, self: Any) -> None:
     requests = process.served().activity.requests
     requests.retracted += len(retracted)
     requests.aborted += len(aborted)
+    protection = protection_of(self.tree_cache)
+    if protection is not None:
+        protection.ran_short(retracted)
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

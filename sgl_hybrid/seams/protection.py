@@ -38,6 +38,8 @@ class Protection:
         self._retained: dict[int, Any] = {}
         self._pinned: dict[str, Any] = {}
         self._decided: list[Plan] = []
+        self._skipped: set[int] = set()
+        self._to_recompute: dict[str, int] = {}
         self._publisher: Any = None
 
     @property
@@ -62,6 +64,7 @@ class Protection:
         adoption = Adoption(req.rid, req.retraction_count > 0, depth, checkpoint)
         self.policies.admitted(adoption, _tokens(req) if self.policies.names_needed else ())
         self._unpin(req.rid)
+        self._to_recompute.pop(req.rid, None)
 
     @contextmanager
     def publishing(self, req: Any) -> Iterator[None]:
@@ -85,15 +88,22 @@ class Protection:
 
     def lost(self, checkpoint: int) -> None:
         """A checkpoint left the tree."""
+        self._skipped.discard(checkpoint)
         self.policies.lost(checkpoint)
 
     def retracted(self, req: Any) -> None:
         """`req` is about to be taken back and still holds its lock: pin what it is to resume from."""
         residents = self._residents(req)
         resident = max((found.depth for found in residents), default=0)
-        pin = self.policies.retracted(req.rid, max(0, req.seqlen - resident), residents)
+        self._to_recompute[req.rid] = max(0, req.seqlen - resident)
+        pin = self.policies.retracted(req.rid, residents)
         if pin is not None:
             self._pinned[req.rid] = self.tree.lock(pin.key)
+
+    def ran_short(self, reqs: list[Any]) -> None:
+        """These requests were taken back for want of memory, not for another reason."""
+        for req in reqs:
+            self.policies.headroom.retracted(self._to_recompute.pop(req.rid, 0))
 
     def ended(self, req: Any) -> None:
         """`req` has given its row back; one that is finished will not resume."""
@@ -106,6 +116,7 @@ class Protection:
         """A request will not come back."""
         self.policies.forget(rid)
         self._unpin(rid)
+        self._to_recompute.pop(rid, None)
 
     def yield_all(self) -> bool:
         """Give up all protection; False if there was none to give up."""
@@ -135,6 +146,8 @@ class Protection:
         self._retained.clear()
         self._pinned.clear()
         self._decided.clear()
+        self._skipped.clear()
+        self.policies.flushed()
 
     def skipped(self, recency: float) -> bool:
         """Tell whether a retained checkpoint was due before something of this recency."""
@@ -157,9 +170,11 @@ class Protection:
         if node is None:
             return
         if node.component_data[component.component_type].lock_ref > 0 or not node.children:
-            counts.release_skipped += 1
+            counts.release_skipped += checkpoint not in self._skipped
+            self._skipped.add(checkpoint)
             return
         counts.released += 1
+        self.policies.released(checkpoint)
         self.tree.evict_checkpoint(node)
 
     def _unpin(self, rid: str) -> None:
@@ -200,9 +215,9 @@ def _tokens(req: Any) -> Any:
 
 
 def note_arrival(result: None, self: Any, req: Any, is_retracted: bool = False) -> None:
-    """After `Scheduler._add_request_to_queue`: a request wants the boundaries of its prompt."""
+    """After `Scheduler._add_request_to_queue`: a request wants the boundaries of its prompt, unless it was refused."""
     protection = protection_of(self.tree_cache)
-    if protection is not None:
+    if protection is not None and self.waiting_queue and self.waiting_queue[-1] is req:
         protection.arrived(req)
 
 

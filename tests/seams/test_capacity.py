@@ -78,6 +78,33 @@ def test_a_prompt_is_cut_at_boundaries_where_states_are_stored_in_fewer_bits(is_
     server.cache.tree.unlock(req.lock)
 
 
+@pytest.mark.parametrize("short_of", ["memory", "share", "decodes"])
+def test_a_prompt_that_goes_on_reaches_the_next_place_to_be_cut(short_of: str) -> None:
+    """Less is left than from one place to the next: in the pool, of the pass for shorter requests, or by decodes."""
+    server = TinyServer(start(tiny_plan("s2", pages=PAGES, checkpoints=4, grid_blocks=2)))
+    adder = server._adder(chunk_tokens=PAGE_TOKENS if short_of == "decodes" else 3 * PAGE_TOKENS)
+    req = Req("a", "", array("q", prompt(6 * PAGE_TOKENS)), SamplingParams(max_new_tokens=4))
+    req.init_next_round_input(server.cache.tree)
+    if short_of == "memory":
+        adder.memory_budget.total_offset += adder.memory_budget.remaining_total - PAGE_TOKENS
+    elif short_of == "share":
+        adder.chunked_req_limit = PAGE_TOKENS
+    adder.add_chunked_req(req)
+    assert req.extend_end == 2 * PAGE_TOKENS
+
+
+def test_without_a_cache_a_prompt_of_a_known_length_is_cut_where_others_are() -> None:
+    """SGLang has a way of its own for it; with less than a cut left in the pass the prompt waits for the next."""
+    server = TinyServer(start(tiny_plan("s2", pages=PAGES, checkpoints=4, grid_blocks=2)))
+    for left, cut in ((PAGE_TOKENS, None), (3 * PAGE_TOKENS, 2 * PAGE_TOKENS)):
+        adder = server._adder(chunk_tokens=3 * PAGE_TOKENS)
+        adder.rem_chunk_tokens = left
+        req = Req("a", "", array("q", prompt(6 * PAGE_TOKENS)), SamplingParams(max_new_tokens=4, ignore_eos=True))
+        req.init_next_round_input(server.cache.tree)
+        adder.add_one_req_ignore_eos(req)
+        assert [found.extend_end for found in adder.can_run_list] == ([] if cut is None else [cut])
+
+
 def test_chunks_without_a_place_to_cut_are_refused() -> None:
     start(tiny_plan("s2", pages=PAGES, checkpoints=4, grid_blocks=2))
     for fine in (None, -1, 2 * PAGE_TOKENS):

@@ -13,8 +13,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from radix.headroom import headroom_blocks
 from sgl_hybrid.memory import ORGANIZATIONS
-from sgl_hybrid.seams.admission import check_decode
+from sgl_hybrid.memory.dual_pool import Pool
+from sgl_hybrid.seams import process
+from sgl_hybrid.seams.admission import check_decode, count_retractions
 from sgl_hybrid.seams.isolation import separate_adapter
+from sgl_hybrid.seams.protection import note_arrival
 from tests.seams.policy_flow import PolicyServer
 from tests.seams.request_flow import prompt
 from tests.tiny_layouts import PAGE_TOKENS
@@ -70,8 +73,9 @@ def test_each_pool_of_a_dual_organization_has_its_own_headroom() -> None:
 def test_an_automatic_fraction_rises_with_retractions_and_falls_while_requests_wait() -> None:
     server = PolicyServer("s2", pages=60, checkpoints=0, admission_headroom="auto")
     before = server.policies.headroom.fraction
-    running = server.begin(prompt(12, seed=1))
-    server.retract(running)
+    req = server.retract(server.begin(prompt(12, seed=1)))
+    assert server.policies.headroom.fraction == before  # a pause or a higher priority takes requests back too
+    count_retractions(([req], 0.5, []), SimpleNamespace(tree_cache=server.cache.tree))
     raised = server.policies.headroom.fraction
     assert raised > before
     server.policies.headroom.deferred()
@@ -251,6 +255,44 @@ def test_only_the_last_running_request_takes_what_is_protected(others: int) -> N
     )
     assert check_decode(batch) is not bool(others)
     assert len(server.policies.pins.held) == others
+
+
+def test_a_request_that_is_tried_again_after_protection_yields_is_counted_once() -> None:
+    server = PolicyServer("s2", pages=44, checkpoints=5, preempt_pin_k=1, protection_budget=1.0)
+    for seed in (1, 2, 3):
+        server.retract(server.begin(prompt(8, seed=seed)))
+    served = process.served()
+    before = num_checks()
+    assert server.begin(prompt(24, seed=9), new_tokens=2) is not None
+    assert server.policies.counts.yielded == 1
+    assert (server.policies.work.empty_rounds, served.activity.requests.deferred) == (0, 0)
+    assert num_checks() == [count + 1 for count in before]
+
+
+def num_checks() -> list[int]:
+    counts = process.served().ledger.counts
+    return [
+        sum((counts[pool].granted, counts[pool].granted_with_none_free, counts[pool].short, counts[pool].exhausted))
+        for pool in Pool
+    ]
+
+
+def test_a_request_that_the_queue_refuses_wants_nothing() -> None:
+    server = PolicyServer("s2", pages=60, checkpoints=0, checkpoint_lifetime="retained")
+    tree = server.cache.tree
+    for request, queued in (("refused", False), ("queued", True)):
+        req = Req(request, "", array("q", prompt(3)), SamplingParams(max_new_tokens=4))
+        note_arrival(None, SimpleNamespace(tree_cache=tree, waiting_queue=[req] if queued else []), req)
+        assert (req.rid in server.policies._names, len(server.policies.wanted) > 0) == (queued, queued)
+
+
+def test_a_transient_boundary_that_is_read_is_skipped_once() -> None:
+    server = PolicyServer("s2", pages=60, checkpoints=0, checkpoint_lifetime="transient")
+    server.begin(prompt(3))
+    (read,) = server.cache.tree.checkpoints.node_of
+    for _ in range(3):
+        server.protection._release(read)
+    assert (server.policies.counts.release_skipped, server.policies.counts.released) == (1, 0)
 
 
 def test_a_waiting_request_that_is_given_up_leaves_no_pin() -> None:

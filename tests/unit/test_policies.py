@@ -96,13 +96,13 @@ def test_users_are_the_publisher_and_those_whose_hit_ended_there_each_once() -> 
 def test_a_pin_is_counted_from_retraction_to_resumption() -> None:
     joined = policies(pin_k=1)
     joined.arrived("a", NAMESPACE, list(range(9)))
-    pin = joined.retracted("a", 7, [Resident(GRID, 11, 1, COST)])
+    pin = joined.retracted("a", [Resident(GRID, 11, 1, COST)])
     assert pin is not None
     assert (joined.pins.units, joined.occupancy.pinned_most) == (COST, COST)
     assert adopt(joined, "a", None, depth=GRID, resumes=True) == pin
     assert (joined.counts.resumed, joined.counts.resumed_at_pin) == (1, 1)
     assert joined.pins.units == ()
-    joined.retracted("a", 7, [Resident(GRID, 11, 1, COST)])
+    joined.retracted("a", [Resident(GRID, 11, 1, COST)])
     assert joined.forget("a") == pin
     assert joined.budget.used == (0,)
 
@@ -112,7 +112,7 @@ def test_all_protection_yields_at_once() -> None:
     for request in "ab":
         joined.arrived(request, NAMESPACE, list(range(9)))
     joined.published("a", range(GRID), 1, COST)
-    joined.retracted("b", 0, [Resident(GRID, 7, 1, COST)])
+    joined.retracted("b", [Resident(GRID, 7, 1, COST)])
     plan, pins = joined.yielded()
     assert plan == Plan(unprotect=(1,))
     assert [pin.key for pin in pins] == [7]
@@ -131,7 +131,7 @@ def test_steps_that_wait_for_headroom_alone_lower_the_automatic_fraction() -> No
     assert joined.counts.headroom_waits == 1
     lowered = joined.headroom.fraction
     assert lowered < before
-    joined.retracted("a", 500, [])
+    joined.headroom.retracted(500)
     assert joined.headroom.fraction > lowered
 
 
@@ -149,6 +149,36 @@ def test_a_published_prefix_that_is_computed_again_raises_the_automatic_fraction
     joined.lost(1)
     adopt(joined, "c", None, depth=GRID)
     assert joined.headroom.fraction == pytest.approx(start + 3 * 0.5 * GRID / 1000)
+
+
+@pytest.mark.parametrize("cause", ["none", "released", "flushed"])
+def test_only_what_was_evicted_counts_as_computed_again(cause: str) -> None:
+    """A request that may not use the cache, a boundary whose lifetime is over, an emptied cache: no want of memory."""
+    joined = policies(headroom=None)
+    joined.arrived("a", NAMESPACE, list(range(2 * GRID + 1)))
+    joined.published("a", range(2 * GRID), 1, COST)
+    if cause == "released":
+        joined.released(1)
+        joined.lost(1)
+    elif cause == "flushed":
+        joined.flushed()
+        joined.lost(1)
+    joined.arrived("b", NAMESPACE, list(range(2 * GRID + 1)))
+    adopt(joined, "b", None, depth=0)
+    assert joined.headroom.fraction == 0.1
+
+
+def test_a_boundary_that_is_published_again_is_lost_no_more() -> None:
+    joined = policies(headroom=None)
+    for request in "abc":
+        joined.arrived(request, NAMESPACE, list(range(2 * GRID + 1)))
+    joined.published("a", range(2 * GRID), 1, COST)
+    joined.lost(1)
+    adopt(joined, "b", None, depth=0)
+    raised = joined.headroom.fraction
+    joined.published("b", range(2 * GRID), 2, COST)
+    adopt(joined, "c", None, depth=0)
+    assert joined.headroom.fraction == raised > 0.1
 
 
 def test_occupancy_is_summed_over_steps() -> None:
