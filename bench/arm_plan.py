@@ -29,6 +29,8 @@ from sgl_hybrid.memory.geometry import StateGeometry
 from sgl_hybrid.memory.organization import layout_for
 
 VLLM_BLOCK_STEP_TOKENS = 128
+VLLM_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM's CPU operators take. Source: vLLM 0.32, `v1/attention/backends/cpu_attn.py`."""
 SPARE_CACHED_STATES = 512
 """State slots of a ceiling beyond those of its running requests: more than the checkpoints that a run leaves."""
 
@@ -190,6 +192,12 @@ def _least_bytes(arm: Arm, share: float, geometry: StateGeometry, serving: Servi
 def _vllm(
     arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, cap: int
 ) -> tuple[int, dict[str, int], list[str]]:
+    if geometry.head_dim not in VLLM_HEAD_DIMS:
+        nearest = min(VLLM_HEAD_DIMS, key=lambda size: abs(size - geometry.head_dim))
+        raise SettingError(
+            f"arm {arm.name}: expected a model with attention heads of {', '.join(map(str, VLLM_HEAD_DIMS))} for vLLM on a "
+            f"CPU, got {geometry.head_dim}; nearest: {nearest}, as falcon-h1-nano has"
+        )
     block_tokens = math.ceil(geometry.composite_bytes / geometry.kv_token_bytes / VLLM_BLOCK_STEP_TOKENS)
     block_tokens *= VLLM_BLOCK_STEP_TOKENS
     attention, recurrent = len(geometry.attention_layers), len(geometry.recurrent_layers)

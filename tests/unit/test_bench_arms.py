@@ -20,7 +20,7 @@ from bench.arm_plan import (
 from bench.arms import ARMS, arm_of, ceiling_of
 from bench.cases import CASES, case_of
 from bench.cells import Changes, cells_of
-from bench.nano import FALCON_CONFIG
+from bench.nano import FALCON_CONFIG, PICO_CONFIG
 from sgl_hybrid.config import FLAGS, MemorySettings
 from sgl_hybrid.errors import SettingError
 from sgl_hybrid.memory.budget import admission_budget
@@ -58,6 +58,14 @@ def test_stock_splits_the_bytes_into_tokens_and_slots(serving: Serving) -> None:
     tuned = plan_arm(arm_of("stock-tuned"), "b63", serving, Policy(cap=63, mamba_share=0.7))
     assert tuned.units["state slots"] == 44
     assert tuned.total_bytes <= tuned.budget_bytes
+
+
+def test_a_model_whose_heads_vllm_does_not_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PICO_CONFIG))
+    with pytest.raises(
+        SettingError, match=r"arm vllm: expected .* heads of 32, .* got 16; nearest: 32, as falcon-h1-nano"
+    ):
+        plan_arm(arm_of("vllm"), "b63", Serving(model=tmp_path), POLICY)
 
 
 def test_vllm_blocks_hold_one_state_each(serving: Serving) -> None:
