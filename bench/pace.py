@@ -23,14 +23,13 @@ from bench.arrivals import AtOnce
 from bench.campaign.cell import READY_TIMEOUT_S, Launcher
 from bench.campaign.gate import check_server
 from bench.load import LoadSettings
+from bench.paper_values import CEILING_TOKENS_PER_S
 from bench.server import ServerError, ServerProcess, free_port
 from bench.session import LoadCase, LoadResult, run_load
 from bench.workloads import Lengths, Workload, make_workload
 
 PAPER_PREFILL_TOKENS_PER_S = 11_200.0
 PAPER_STEP_MS = 22.2
-PAPER_CEILING_TOKENS_PER_S = 708.2
-"""Highest mean throughput that the paper prints (S2, Table E-4): its ceiling is at least that."""
 PROMPT_TOKENS = 3332
 BATCHES = (1, 8, 16, 32)
 BATCH_OF_RATIO = 16
@@ -61,7 +60,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pace(self) -> float:
         """Return the pace at which a case offers this engine the paper's share of its ceiling."""
-        return self.ceiling_tokens_per_s / PAPER_CEILING_TOKENS_PER_S
+        return self.ceiling_tokens_per_s / CEILING_TOKENS_PER_S
 
 
 def paper_prompt_in_steps() -> float:
@@ -119,7 +118,7 @@ def pace_table(found: Pace) -> Table:
         paper = f"{PAPER_STEP_MS:.1f}" if batch == BATCH_OF_RATIO else "-"
         table.add_row(f"decode step, batch {batch} [ms]", f"{step_ms:.1f}", paper)
     table.add_row("a prompt in decode steps", f"{found.prompt_in_steps:.1f}", f"{paper_prompt_in_steps():.1f}")
-    table.add_row("ceiling [output tokens/s]", f"{found.ceiling_tokens_per_s:.0f}", f"{PAPER_CEILING_TOKENS_PER_S:.0f}")
+    table.add_row("ceiling [output tokens/s]", f"{found.ceiling_tokens_per_s:.0f}", f"{CEILING_TOKENS_PER_S:.0f}")
     table.add_row("pace of the paper's load", f"{found.pace:.2f}", "1")
     return table
 

@@ -11,6 +11,10 @@ from typing import NamedTuple
 from bench.outcome import Condition
 
 HARDWARE = "Falcon-H1-7B, A100, modified vLLM"
+CEILING_TOKENS_PER_S = 708.2
+"""Highest mean throughput that the paper prints (S2, Table E-4): its ceiling is at least that."""
+OUTPUT_TOKENS_PER_REQUEST = 72_908 / 300
+"""Source: Table E-6, 72,608 decode tokens a run and a first token for each of its 300 requests."""
 
 
 class PaperEffect(NamedTuple):

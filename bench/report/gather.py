@@ -142,7 +142,7 @@ def gather(folder: Path) -> Report:
         limits=limits(
             environments or [session.environment for session in sessions],
             outcomes,
-            [manifest.pace for manifest in manifests],
+            {manifest.case: manifest.pace for manifest in manifests},
         ),
         gate=_gate([path for folder in folders for path in folder.glob("cells/*/attempt-*/gate.json")]),
         tree_cores={manifest.cell.arm: manifest.tree_core for manifest in plans.values()},

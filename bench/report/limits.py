@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.environment import statement
-from bench.outcome import CellOutcome
+from bench.outcome import CellOutcome, Condition, adopted
+from bench.paper_values import CEILING_TOKENS_PER_S, OUTPUT_TOKENS_PER_REQUEST
+from bench.stats.conditions import cells_of, measured
+from bench.stats.targets import METRIC
 
 CPU = (
     "A nano model on a CPU has the paper's counts of tokens, pages, checkpoints and requests, so which state fits, "
@@ -34,10 +37,14 @@ VLLM = (
 )
 
 
+SEEDS_TO_TEST = 6
+"""The fewest with which a sign-flip test of one comparison can reach 5 %: 2 / 2^6."""
+
+
 def limits(
-    environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcome], paces: Iterable[float] = (1.0,)
+    environments: Sequence[dict[str, Any]], outcomes: Iterable[CellOutcome], paces: Mapping[str, float]
 ) -> list[str]:
-    """Return the limits of a report, from the general to what this one lacks. paces: of its campaigns."""
+    """Return the limits of a report, from the general to what this one lacks. paces: by case."""
     held = list(outcomes)
     found = list(dict.fromkeys(statement(environment, cpu=True) for environment in environments))
     found += CPU + ENGINES
@@ -45,16 +52,14 @@ def limits(
         found += UNIFIED
     if any(outcome.arm.startswith("vllm") for outcome in held):
         found += VLLM
-    for pace in sorted(set(paces) - {1.0}):
+    ok = [outcome for outcome in adopted(held) if outcome.status == "ok"]
+    for case, pace in paces.items():
+        found += _offered(case, pace, [outcome for outcome in ok if outcome.case == case])
+    if few := {case: seeds for case, seeds in _seeds(ok).items() if seeds < SEEDS_TO_TEST}:
+        counted = ", ".join(f"{seeds} seed{'' if seeds == 1 else 's'} of {case}" for case, seeds in few.items())
         found.append(
-            f"Requests arrived at {pace:g} times the rates that are named, so that this engine was offered about the "
-            "share of its ceiling that the paper offered a GPU (`python -m bench pace`)."
-        )
-    seeds = {outcome.seed for outcome in held if outcome.status == "ok"}
-    if len(seeds) < 6:
-        found.append(
-            f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}: a sign-flip test needs six to reach 5 % even for one "
-            "comparison. Read the intervals and the signs; no test can confirm anything here."
+            f"{counted}: a sign-flip test needs six to reach 5 % even for one comparison. Read the intervals and the "
+            "signs; no test can confirm anything here."
         )
     if any((environment["git"] or {}).get("dirty") for environment in environments):
         found.append(
@@ -74,3 +79,41 @@ def limits(
     if lost:
         found.append(f"{len(lost)} attempts have no number; each is listed with its reason.")
     return found
+
+
+def _offered(case: str, pace: float, ok: Sequence[CellOutcome]) -> list[str]:
+    """Return what is to be said of a case's load: its pace, and what it asked of the ceiling where one was measured."""
+    said = (
+        "" if pace == 1 else f" Requests arrived at {pace:g} times the rates that are named (`python -m bench pace`)."
+    )
+    ceilings = [measured(arms.get("ceiling", {})).values() for arms in cells_of(ok, METRIC).values()]
+    ceiling = max((sum(speeds) / len(speeds) for speeds in ceilings if speeds), default=None)
+    asked = []
+    for rate in sorted({outcome.rate for outcome in ok}):
+        tokens = _output_tokens(outcome for outcome in ok if outcome.rate == rate)
+        if ceiling is not None and tokens is not None:
+            paper = rate * OUTPUT_TOKENS_PER_REQUEST / CEILING_TOKENS_PER_S
+            asked.append(
+                f"{rate:g} req/s asked for {pace * rate * tokens / ceiling:.2f} of that (the paper {paper:.2f})"
+            )
+    if asked:
+        said += f" SGLang with memory to spare reached {ceiling:.0f} tokens/s; {', '.join(asked)}."
+    return [f"Load of {case}:{said}"] if said else []
+
+
+def _output_tokens(outcomes: Iterable[CellOutcome]) -> float | None:
+    """Return the mean output of a request that was answered, or None if it was not counted."""
+    counted = [outcome.counters for outcome in outcomes if outcome.counters.get("num_ok")]
+    tokens = sum(counters.get("output_tokens", 0) for counters in counted)
+    return tokens / sum(counters["num_ok"] for counters in counted) if tokens else None
+
+
+def _seeds(outcomes: Iterable[CellOutcome]) -> dict[str, int]:
+    """Return for each case the most seeds that one of its conditions has."""
+    seeds: dict[Condition, set[int]] = {}
+    for outcome in outcomes:
+        seeds.setdefault(outcome.condition, set()).add(outcome.seed)
+    most: dict[str, int] = {}
+    for condition, held in seeds.items():
+        most[condition.case] = max(most.get(condition.case, 0), len(held))
+    return most

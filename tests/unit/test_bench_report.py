@@ -163,7 +163,7 @@ def test_arms_have_means_and_their_share_of_the_ceiling(report: Report) -> None:
 def test_limits_say_what_this_report_lacks(report: Report) -> None:
     text = " ".join(report.limits)
     assert text.startswith("CPU run (Some CPU, 2 cores, 8.0 GiB)")
-    assert "3 seeds: a sign-flip test needs six" in text
+    assert "3 seeds of q1: a sign-flip test needs six" in text
     assert "uncommitted changes" in text
     assert "3 of 18 runs fail the drift screen" in text
     assert "1 attempts have no number" in text
