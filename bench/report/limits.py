@@ -84,7 +84,7 @@ def limits(
 def _offered(case: str, pace: float, ok: Sequence[CellOutcome]) -> list[str]:
     """Return what is to be said of a case's load: its pace, and what it asked of the ceiling where one was measured."""
     said = (
-        "" if pace == 1 else f" Requests arrived at {pace:g} times the rates that are named (`python -m bench pace`)."
+        "" if pace == 1 else f" requests arrived at {pace:g} times the rates that are named (`python -m bench pace`)."
     )
     ceilings = [measured(arms.get("ceiling", {})).values() for arms in cells_of(ok, METRIC).values()]
     ceiling = max((sum(speeds) / len(speeds) for speeds in ceilings if speeds), default=None)
