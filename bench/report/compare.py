@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from bench.campaign.folder import read_rows
 from bench.metrics import METRICS
-from bench.outcome import CellOutcome, Condition, adopted
+from bench.outcome import Condition, adopted
 from bench.registry import registered
-from bench.report.gather import campaign_folders
+from bench.report.gather import campaign_folders, read_outcomes
 from bench.stats.conditions import labels
 from bench.stats.contrasts import arm_title
 from bench.stats.decisions import sign_flip
@@ -40,7 +39,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def compare(before: Path, after: Path, metric: str) -> list[Change]:
     """Return the change of every arm and condition that both campaigns measured with a common seed.
 
-    Raises: SettingError for an unknown metric, a folder without a campaign, or campaigns with nothing in common.
+    Raises: SettingError for an unknown metric, a folder without a campaign, campaigns with nothing in common, or as
+        `read_outcomes`.
     """
     registered(METRICS, metric, "a metric")
     sides = [_measured(folder, metric) for folder in (before, after)]
@@ -72,9 +72,8 @@ def compare(before: Path, after: Path, metric: str) -> list[Change]:
 
 
 def _measured(folder: Path, metric: str) -> dict[tuple[Condition, str], dict[int, float]]:
-    outcomes: list[CellOutcome] = [row.outcome for path in campaign_folders(folder) for row in read_rows(path)]
     found: dict[tuple[Condition, str], dict[int, float]] = {}
-    for outcome in adopted(outcomes):
+    for outcome in adopted(read_outcomes(campaign_folders(folder))):
         value = outcome.metrics.get(metric, 0.0) if outcome.status == "ok" else 0.0
         if value > 0:
             found.setdefault((outcome.condition, outcome.arm), {})[outcome.seed] = value

@@ -118,14 +118,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def gather(folder: Path) -> Report:
     """Read the campaigns in `folder` and compute what there is to say.
 
-    Raises: SettingError if there is no campaign with a finished cell, or if campaigns of one case served different
-    models.
+    Raises: SettingError if there is no campaign with a finished cell, if campaigns of one case served different models,
+    or as `read_outcomes`.
     """
     folders = campaign_folders(folder)
     manifests = [read_manifest(path) for path in folders]
     _require_one_model(manifests)
-    rows = [row for path in folders for row in read_rows(path)]
-    outcomes = [row.outcome for row in rows]
+    outcomes = read_outcomes(folders)
     cells = [_cell_manifest(path) for path in folders]
     environments = [manifest.environment for found in cells for manifest in found.values()]
     sessions = [session for path in folders for session in read_sessions(path)]
@@ -159,6 +158,21 @@ def campaign_folders(folder: Path) -> list[Path]:
     if not found:
         raise SettingError(f"expected a campaign's folder with campaign.json, or a folder of them, got {folder}")
     return found
+
+
+def read_outcomes(folders: Sequence[Path]) -> list[CellOutcome]:
+    """Return every attempt of the campaigns. Raises: SettingError if two of them have a cell in common."""
+    rows = [(path, row) for path in folders for row in read_rows(path)]
+    owners: dict[tuple[Condition, str, int], Path] = {}
+    for path, row in rows:
+        cell = (row.outcome.condition, row.outcome.arm, row.outcome.seed)
+        owner = owners.setdefault(cell, path)
+        if owner != path:
+            raise SettingError(
+                f"expected campaigns without a cell in common, got {row.key} in {owner.name} and {path.name}: report "
+                "one of them, or move it away"
+            )
+    return [row.outcome for _, row in rows]
 
 
 def _require_one_model(manifests: Sequence[CampaignManifest]) -> None:
