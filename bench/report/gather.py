@@ -143,7 +143,7 @@ def gather(folder: Path) -> Report:
             outcomes,
             {manifest.case: manifest.pace for manifest in manifests},
         ),
-        gate=_gate([path for folder in folders for path in folder.glob("cells/*/attempt-*/gate.json")]),
+        gate=_gate([path for folder in folders for path in _gates(folder)]),
         tree_cores={manifest.cell.arm: manifest.tree_core for manifest in plans.values()},
         lost=[outcome for outcome in outcomes if outcome.status != "ok"],
         outcomes=outcomes,
@@ -206,6 +206,11 @@ def _cell_manifest(folder: Path) -> dict[tuple[str, str], CellManifest]:
     for path in sorted(folder.glob("cells/*/attempt-*/cell.json")):
         found[folder.name, path.parent.parent.name] = decoder.decode(path.read_bytes())
     return found
+
+
+def _gates(folder: Path) -> list[Path]:
+    """Return the answers of every gate, with those of the servers that a calibration started."""
+    return [path for part in ("cells", "calibration") for path in folder.glob(f"{part}/*/attempt-*/gate.json")]
 
 
 def _gate(paths: Sequence[Path]) -> str:
