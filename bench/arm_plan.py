@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,7 +51,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How one arm is served at one budget. `units` are its whole units; `missing` names flags that its server lacks."""
+    """How one arm is served at one budget. `units` are its whole units; `missing` names flags that its server lacks.
+
+    checkpoint_interval: tokens between two places where a cached prefix can end; 1 where it is far below a prompt.
+    """
 
     arm: str
     budget: str
@@ -59,6 +63,7 @@ class ArmPlan(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[str, int]
     flags: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    checkpoint_interval: int = 1
 
     def describe(self) -> str:
         """Return the units and the rounding in one line."""
@@ -79,6 +84,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     mamba_share: float | None = None
 
 
+class _Sized(NamedTuple):
+    """A budget in the units of one engine, and the flags that ask for them. checkpoint_interval: as in `ArmPlan`."""
+
+    total_bytes: int
+    units: dict[str, int]
+    flags: list[str]
+    checkpoint_interval: int = 1
+
+
 def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> ArmPlan:
     """Return units and flags of `arm` at a budget.
 
@@ -88,23 +102,23 @@ def plan_arm(arm: Arm, budget_text: str, serving: Serving, policy: Policy) -> Ar
     budget = parse_budget(budget_text, geometry)
     own = [*arm.flags, *variant_of(policy.variant).flags]
     if arm.engine == "vllm":
-        total, units, sizing = _vllm(arm, budget, geometry, serving, policy.cap)
+        sized = _vllm(arm, budget, geometry, serving, policy.cap)
     elif arm.organization is not None:
-        total, units = _organization(arm, budget, geometry, serving, own)
-        sizing = ["--memory-budget", budget_text]
+        sized = _organization(arm, budget, geometry, serving, own)
         own += [] if "--admission-headroom" in own else ["--admission-headroom", f"{policy.headroom:g}"]
     else:
-        total, units, sizing = _stock(arm, budget, geometry, serving, policy)
+        sized = _stock(arm, budget, geometry, serving, policy)
     known = {flag.option for flag in FLAGS}
     needed = [flag for flag in own if flag.startswith("--")] if arm.organization is not None else []
     return ArmPlan(
         arm=arm.name,
         budget=budget_text,
         budget_bytes=budget.total_bytes,
-        total_bytes=total,
-        units=units,
-        flags=(*own, *sizing),
+        total_bytes=sized.total_bytes,
+        units=sized.units,
+        flags=(*own, *sized.flags),
         missing=tuple(flag for flag in needed if flag not in known),
+        checkpoint_interval=sized.checkpoint_interval,
     )
 
 
@@ -152,9 +166,7 @@ def default_vllm_python() -> Path:
     return Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
 
 
-def _organization(
-    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, flags: Sequence[str]
-) -> tuple[int, dict[str, int]]:
+def _organization(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, flags: Sequence[str]) -> _Sized:
     interval, fraction = _value(flags, "--checkpoint-interval"), _value(flags, "--d0-attention-fraction")
     layout = layout_for(
         arm.organization or arm.name, geometry, checkpoint_interval=int(interval) if interval is not None else None
@@ -163,14 +175,14 @@ def _organization(
     _require_room(arm, budget, least.budget.total_bytes)
     units = plan_units(layout, budget, attention_fraction=fraction)
     if layout.shared:
-        return units.total_bytes, {f"pages of {layout.page_bytes * layout.planes:,} B": units.num_pages}
-    attention = f"blocks of {layout.page_tokens} tokens"
-    return units.total_bytes, {attention: units.num_attention_pages, "checkpoints": units.num_checkpoints}
+        counts = {f"pages of {layout.page_bytes * layout.planes:,} B": units.num_pages}
+    else:
+        attention = f"blocks of {layout.page_tokens} tokens"
+        counts = {attention: units.num_attention_pages, "checkpoints": units.num_checkpoints}
+    return _Sized(units.total_bytes, counts, ["--memory-budget", budget.text], layout.checkpoint_interval)
 
 
-def _stock(
-    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, policy: Policy
-) -> tuple[int, dict[str, int], list[str]]:
+def _stock(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, policy: Policy) -> _Sized:
     token, state = kv_bytes(geometry), state_bytes(geometry)
     if arm.spare:
         tokens, slots = serving.context_tokens * policy.cap, arm.state_slots * policy.cap + SPARE_CACHED_STATES
@@ -180,7 +192,7 @@ def _stock(
         tokens = (budget.total_bytes - slots * state) // token
         _require_room(arm, budget, _least_bytes(arm, share, geometry, serving))
     sizing = ["--max-total-tokens", str(tokens), "--max-mamba-cache-size", str(slots)]
-    return tokens * token + slots * state, {"tokens": tokens, "state slots": slots}, sizing
+    return _Sized(tokens * token + slots * state, {"tokens": tokens, "state slots": slots}, sizing)
 
 
 def _least_bytes(arm: Arm, share: float, geometry: StateGeometry, serving: Serving) -> int:
@@ -189,9 +201,7 @@ def _least_bytes(arm: Arm, share: float, geometry: StateGeometry, serving: Servi
     return math.ceil(max(slots, serving.context_tokens * kv_bytes(geometry) / (1 - share)))
 
 
-def _vllm(
-    arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, cap: int
-) -> tuple[int, dict[str, int], list[str]]:
+def _vllm(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, cap: int) -> _Sized:
     if geometry.head_dim not in VLLM_HEAD_DIMS:
         nearest = min(VLLM_HEAD_DIMS, key=lambda size: abs(size - geometry.head_dim))
         raise SettingError(
@@ -210,7 +220,7 @@ def _vllm(
         *("--block-size", str(block_tokens), "--num-gpu-blocks-override", str(blocks + 1)),
         *("--kv-cache-memory-bytes", str((blocks + 2) * block), "--max-num-batched-tokens", "8192"),
     ]
-    return blocks * block, {f"blocks of {block_tokens} tokens": blocks}, sizing
+    return _Sized(blocks * block, {f"blocks of {block_tokens} tokens": blocks}, sizing, block_tokens)
 
 
 def kv_bytes(geometry: StateGeometry) -> int:

@@ -204,7 +204,7 @@ class CellRunner:
             check_server(arm, plan, server.info())
         if (arm.name, plan.flags) in self._gates:
             return {}
-        answers = check_answers(server.url, engine=arm.engine)
+        answers = check_answers(server.url, engine=arm.engine, checkpoint_interval=plan.checkpoint_interval)
         self._gates[arm.name, plan.flags] = None
         (folder / "gate.json").write_bytes(msgspec.json.encode(answers))
         return {"gate_cached_tokens": float(sum(answers.cached_tokens))}

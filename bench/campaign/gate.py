@@ -1,7 +1,8 @@
 """The gate of an arm: what must hold before a number of it is kept.
 
-The server must say that it serves what the arm asks for, with the units that were planned, and answer a few prompts the
-same when they are new to it and when they are cached. Red means no number: the cell fails with the gate's reason.
+The server must say that it serves what the arm asks for, with the units that were planned; vLLM does not say. It must
+answer a few prompts the same when they are new to it and when it has answered them, and then find the longest in its
+cache. Red means no number: the cell fails with the gate's reason.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.workloads import stream_rng
 
 NUM_PROMPTS = 3
 PROMPT_TOKENS = (700, 1900, 2300)
-"""Lengths on both sides of the first boundary of every organization (512 and 1,792 tokens)."""
+"""Lengths on both sides of the first boundary of every organization (512 and 1,792 tokens) and of vLLM (1,664)."""
 OUTPUT_TOKENS = 8
 _STREAM, _SEED = 0x67617465, 1
 TIMEOUT_S = 120.0
@@ -47,11 +48,16 @@ def check_server(arm: Arm, plan: ArmPlan, info: dict[str, Any]) -> None:
         return
     _expect("unified memory", "--enable-unified-memory" in arm.flags, bool(info.get("enable_unified_memory")))
     _expect("state slots", plan.units["state slots"], state.get("max_mamba_cache_size"))
+    _expect("tokens", plan.units["tokens"], info.get("max_total_num_tokens"))
     _expect("mamba radix cache strategy", arm.strategy, state.get("mamba_radix_cache_strategy"))
 
 
-def check_answers(url: str, *, engine: str, vocab_tokens: int = 512) -> Answers:
-    """Ask each prompt twice, greedily, and compare the tokens. Raises: GateError."""
+def check_answers(url: str, *, engine: str, checkpoint_interval: int, vocab_tokens: int = 512) -> Answers:
+    """Ask each prompt twice, greedily, compare the tokens, and look for a hit on the longest.
+
+    checkpoint_interval: tokens between two places where a cached prefix can end; a hit is asked for only where the
+    longest prompt has such a place. Raises: GateError.
+    """
     new, cached = [], []
     for index in range(NUM_PROMPTS):
         rng = stream_rng(_SEED, _STREAM, index)
@@ -66,6 +72,8 @@ def check_answers(url: str, *, engine: str, vocab_tokens: int = 512) -> Answers:
             )
         new.append(first)
         cached.append(reused)
+    if checkpoint_interval < PROMPT_TOKENS[-1] and not cached[-1]:
+        raise GateError(f"expected a hit on a prompt of {PROMPT_TOKENS[-1]} tokens that was asked before, got none")
     return Answers(output_ids=new, cached_tokens=cached)
 
 

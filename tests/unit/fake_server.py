@@ -40,6 +40,8 @@ class FakeServer:
         forgetful: bool = False,
         mute_after: int | None = None,
         falling: bool = False,
+        no_cache: bool = False,
+        max_total_tokens: int | None = None,
     ) -> None:
         self.token_s = token_s
         self.incremental = incremental
@@ -50,6 +52,8 @@ class FakeServer:
         self.forgetful = forgetful
         self.mute_after = mute_after
         self.falling = falling
+        self.no_cache = no_cache
+        self.max_total_tokens = max_total_tokens
         self.port = port
         self.bodies: list[dict[str, Any]] = []
         self.flushes = 0
@@ -120,7 +124,8 @@ class FakeServer:
         if self.mute_after is not None and len(self.bodies) >= self.mute_after:
             return web.json_response([], status=500)
         states = {} if self.state is None else {"internal_states": [self.state]}
-        return web.json_response({"model_path": MODEL, "version": "0.0", **states})
+        facts = {"model_path": MODEL, "version": "0.0", "max_total_num_tokens": self.max_total_tokens}
+        return web.json_response({**facts, **states})
 
     async def _loads(self, _: web.Request) -> web.Response:
         waiting = max(0, self.in_flight - 4)
@@ -159,7 +164,7 @@ class FakeServer:
     def _cached(self, ids: list[int], salt: str | None) -> int:
         """Return how many of the first 64 tokens were seen under this salt: all of them, or none."""
         prefix = (salt, tuple(ids[:64]))
-        hit = prefix in self._seen_prefixes
+        hit = prefix in self._seen_prefixes and not self.no_cache
         self._seen_prefixes.add(prefix)
         return len(ids[:64]) if hit else 0
 
@@ -237,6 +242,8 @@ def main() -> None:
     parser.add_argument("--forgetful", action="store_true", help="answer cached prompts with other tokens")
     parser.add_argument("--mute-after", type=int, help="no /server_info after so many requests")
     parser.add_argument("--falling", action="store_true", help="an input counter that falls with every request")
+    parser.add_argument("--no-cache", action="store_true", help="compute every prompt anew")
+    parser.add_argument("--max-total-tokens", type=int)
     parser.add_argument("--memory-org")
     parser.add_argument("--total-bytes", type=int, help="state memory to report for --memory-org")
     parser.add_argument("--max-mamba-cache-size", type=int)
@@ -257,7 +264,8 @@ def main() -> None:
         slabs = {"slabs": 1, "live_slots": 3, "active_or_referenced_slots": 2, "occupancy": [0, 0, 0, 1]}
         units = {"total_bytes": known.total_bytes, "budget": "b63"}
         state["memory_organization"] = {"organization": known.memory_org, "units": units, "slabs": slabs}
-    options = {name: getattr(known, name) for name in ("token_s", "die_after", "forgetful", "mute_after", "falling")}
+    names = ("token_s", "die_after", "forgetful", "mute_after", "falling", "no_cache", "max_total_tokens")
+    options = {name: getattr(known, name) for name in names}
     with FakeServer(port=known.port, state=state, **options):
         while True:
             time.sleep(1)

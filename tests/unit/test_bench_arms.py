@@ -49,6 +49,12 @@ def test_the_papers_shared_pages_are_those_of_the_nano(serving: Serving) -> None
     assert plan_arm(arm_of("s1"), "b108", serving, POLICY).units == {"pages of 262,144 B": 331}
 
 
+def test_plans_say_where_a_cached_prefix_can_end(serving: Serving) -> None:
+    intervals = {name: plan_arm(arm_of(name), "b63", serving, POLICY).checkpoint_interval for name in ARMS}
+    assert {intervals[name] for name in ("s0", "s1", "s2", "d0-m512", "s2-value")} == {512}
+    assert (intervals["d0"], intervals["vllm"], intervals["stock"], intervals["ceiling"]) == (1792, 1664, 1, 1)
+
+
 def test_stock_splits_the_bytes_into_tokens_and_slots(serving: Serving) -> None:
     """50,577,408 B at SGLang's share of 0.9/1.9 is 30.07 slots of 796,672 B; the rest is tokens of 512 B."""
     assert (kv_bytes(serving.geometry()), state_bytes(serving.geometry())) == (512, 796_672)

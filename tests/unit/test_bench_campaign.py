@@ -18,7 +18,7 @@ from bench.arm_plan import Policy, Serving, plan_arm
 from bench.arms import arm_of
 from bench.campaign.cell import real_launcher
 from bench.campaign.folder import INTERRUPTED, CampaignFolder, outcome_of, read_manifest, read_rows, read_sessions
-from bench.campaign.gate import GateError, check_server
+from bench.campaign.gate import GateError, check_answers, check_server
 from bench.campaign.gauges import read_samples
 from bench.campaign.manifest import CampaignManifest
 from bench.campaign.run import CampaignResult
@@ -31,6 +31,7 @@ from bench.records import read_manifest as read_run
 from bench.records import read_records
 from sgl_hybrid.errors import SettingError
 from tests.unit.campaigns import REQUESTS, StandIn, campaign, write_shapes
+from tests.unit.fake_server import FakeServer
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +152,7 @@ S2 = {"organization": "s2", "units": {"total_bytes": 50_593_792}}
         ("s2", STATE, "memory organization s2, got None"),
         ("stock", {"memory_organization": S2}, "memory organization None, got s2"),
         ("stock", {**STATE, "max_mamba_cache_size": 31}, "state slots 30, got 31"),
+        ("stock", STATE, "tokens 52104, got 52105"),
         ("stock-lazy", STATE, "mamba radix cache strategy extra_buffer_lazy, got extra_buffer"),
         ("stock-unified", STATE, "unified memory True, got False"),
     ],
@@ -159,15 +161,19 @@ def test_a_server_that_serves_something_else_does_not_pass(
     model: Path, arm: str, state: dict[str, object], reason: str
 ) -> None:
     plan = plan_arm(arm_of(arm), "b63", Serving(model=model), Policy(cap=63))
+    tokens = 52_105 if reason.startswith("tokens") else 52_104
     with pytest.raises(GateError, match=reason):
-        check_server(arm_of(arm), plan, {"internal_states": [state]})
+        check_server(arm_of(arm), plan, {"internal_states": [state], "max_total_num_tokens": tokens})
 
 
 def test_a_server_that_serves_what_was_asked_for_passes(model: Path) -> None:
     for arm, info in (
         ("s2", {"internal_states": [{"memory_organization": S2}]}),
-        ("stock", {"internal_states": [STATE]}),
-        ("stock-unified", {"internal_states": [STATE], "enable_unified_memory": True}),
+        ("stock", {"internal_states": [STATE], "max_total_num_tokens": 52_104}),
+        (
+            "stock-unified",
+            {"internal_states": [STATE], "enable_unified_memory": True, "max_total_num_tokens": 52_104},
+        ),
     ):
         check_server(arm_of(arm), plan_arm(arm_of(arm), "b63", Serving(model=model), Policy(cap=63)), info)
 
@@ -181,6 +187,15 @@ def test_an_arm_with_a_red_gate_has_no_number_and_is_not_started_again(model: Pa
     )
     rows = read_rows(tmp_path)
     assert [(r.outcome.status, r.outcome.reason, r.outcome.metrics) for r in rows] == 2 * [("failed", reason, {})]
+
+
+def test_a_server_that_finds_nothing_again_does_not_pass() -> None:
+    with FakeServer(no_cache=True) as server:
+        with pytest.raises(GateError, match="expected a hit on a prompt of 2300 tokens that was asked before"):
+            check_answers(server.url, engine="sglang", checkpoint_interval=1792)
+        # No boundary in the longest prompt: nothing to find.
+        found = check_answers(server.url, engine="sglang", checkpoint_interval=2304)
+    assert found.cached_tokens == [0, 0, 0]
 
 
 def test_what_a_server_cannot_do_is_a_refused_row(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
