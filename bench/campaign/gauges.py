@@ -39,6 +39,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     slabs: dict[str, Any] | None = None
 
 
+DECODED, FIRST_TOKENS = "sglang:realtime_tokens_total/decode", "sglang:time_to_first_token_seconds_count"
+"""SGLang counts what decode steps generate; a request's first token comes from its prefill, and is one TTFT.
+
+A request that was taken back gets one more token from a prefill, which is in neither.
+"""
+
 Reader = Callable[[str], Snapshot]
 
 
@@ -69,7 +75,7 @@ def read_sglang(url: str) -> Snapshot:
         "running": sum(load.num_running_reqs for load in loads),
         "waiting": sum(load.num_waiting_reqs for load in loads),
         "input_tokens": totals.get("sglang:realtime_tokens_total/prefill_compute"),
-        "output_tokens": totals.get("sglang:realtime_tokens_total/decode"),
+        "output_tokens": _sum(totals, DECODED, FIRST_TOKENS),
         "steps": ((memory or {}).get("work") or {}).get("records"),  # this project's arms count their batches
         "preemptions": totals.get("sglang:num_retracted_requests_total"),
         "other": {
@@ -158,6 +164,11 @@ def read_samples(folder: Path) -> list[GaugeSample]:
         return []
     decoder = msgspec.json.Decoder(GaugeSample)
     return [decoder.decode(line) for line in content.split(b"\n")[:-1]]
+
+
+def _sum(totals: dict[str, float], *names: str) -> float | None:
+    """Return the sum of the metrics, or None if one is not reported."""
+    return sum(totals[name] for name in names) if totals.keys() >= {*names} else None
 
 
 def _totals(text: str) -> dict[str, float]:

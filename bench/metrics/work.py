@@ -1,8 +1,8 @@
 """Work counters of a run: what the server says it computed, between two samples of its counters.
 
-`recorded` (H) is every token recorded once, `output` (O_ctr) the growth of the output counter, `steps` (K) the number
-of records; H = C_once + O_ctr. C_once is recorded input: neither all submitted prefill nor all executed. H / K is no
-batch width. Source: paper appendices B.4, B.8 and E.1.
+`recorded` (H) is every token recorded once, `output` (O_ctr) the growth of the output counter, first tokens in, `steps`
+(K) the number of records; H = C_once + O_ctr. C_once is recorded input: neither all submitted prefill nor all executed.
+H / K is no batch width. Source: paper appendices B.4, B.8 and E.1.
 """
 
 from __future__ import annotations

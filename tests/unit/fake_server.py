@@ -60,7 +60,8 @@ class FakeServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.computed_tokens = 1
-        self.output_tokens = 1
+        self.decoded_tokens = 1
+        self.first_tokens = 1
         self._seen_prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
         self._ready = threading.Event()
 
@@ -136,10 +137,13 @@ class FakeServer:
         """Two ranks' counters: readers have to add them up."""
         lines = [
             f'sglang:realtime_tokens_total{{mode="{mode}",rank="{rank}"}} {count}'
-            for mode, count in (("prefill_compute", self.computed_tokens), ("decode", self.output_tokens))
+            for mode, count in (("prefill_compute", self.computed_tokens), ("decode", self.decoded_tokens))
             for rank, count in ((0, count - 1), (1, 1))
         ]
-        return web.Response(text="\n".join(["# TYPE sglang:realtime_tokens counter", *lines]) + "\n")
+        first = ["# TYPE sglang:time_to_first_token_seconds histogram"]
+        for stream, count in (("true", self.first_tokens - 1), ("false", 1)):
+            first.append(f'sglang:time_to_first_token_seconds_count{{is_streaming="{stream}"}} {count}')
+        return web.Response(text="\n".join(["# TYPE sglang:realtime_tokens counter", *lines, *first]) + "\n")
 
     async def _flush(self, _: web.Request) -> web.Response:
         self.flushes += 1
@@ -175,7 +179,8 @@ class FakeServer:
             return web.json_response({"error": {"message": "input_ids is empty"}}, status=400)
         cached = self._cached(ids, body.get("cache_salt"))
         self.computed_tokens += -1 if self.falling else len(ids) - cached
-        self.output_tokens += count
+        self.decoded_tokens += count - 1
+        self.first_tokens += 1
         outputs = [(len(ids) + step + (cached if self.forgetful else 0)) % 500 for step in range(count)]
         if not body.get("stream"):
             meta = {"id": body["rid"], "completion_tokens": count, "cached_tokens": cached}

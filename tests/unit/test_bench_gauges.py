@@ -34,10 +34,10 @@ vllm:num_preemptions_total{engine="0"} 1.0
 def test_sglangs_counters_are_summed_over_ranks_and_kept_apart_by_mode() -> None:
     memory = {"organization": "s2", "work": {"records": 9}, "pools": {"shared": {"free": 3}}, "slabs": {"slabs": 1}}
     with FakeServer(state={"memory_organization": memory}) as server:
-        server.computed_tokens, server.output_tokens = 40, 7
+        server.computed_tokens, server.decoded_tokens, server.first_tokens = 40, 7, 3
         found = read_sglang(server.url)
     assert found.sample["running"] == found.sample["waiting"] == 0
-    assert (found.sample["input_tokens"], found.sample["output_tokens"]) == (40, 7)
+    assert (found.sample["input_tokens"], found.sample["output_tokens"]) == (40, 10)  # the first of 3 requests too
     assert found.sample["preemptions"] is None  # not in the fake's metrics: not reported, which is not zero
     assert found.sample["steps"] == 9
     assert found.sample["other"] == {"work.records": 9.0, "pools.shared.free": 3.0, "slabs.slabs": 1.0}
