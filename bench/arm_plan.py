@@ -205,8 +205,8 @@ def _vllm(arm: Arm, budget: Budget, geometry: StateGeometry, serving: Serving, c
     if geometry.head_dim not in VLLM_HEAD_DIMS:
         nearest = min(VLLM_HEAD_DIMS, key=lambda size: abs(size - geometry.head_dim))
         raise SettingError(
-            f"arm {arm.name}: expected a model with attention heads of {', '.join(map(str, VLLM_HEAD_DIMS))} for vLLM's "
-            f"CPU build, got {geometry.head_dim}; nearest: {nearest}, as falcon-h1-nano has"
+            f"arm {arm.name}: expected a model with attention heads of {', '.join(map(str, VLLM_HEAD_DIMS))} for "
+            f"vLLM's CPU build, got {geometry.head_dim}; nearest: {nearest}, as falcon-h1-nano has"
         )
     block_tokens = math.ceil(geometry.composite_bytes / geometry.kv_token_bytes / VLLM_BLOCK_STEP_TOKENS)
     block_tokens *= VLLM_BLOCK_STEP_TOKENS
