@@ -1,4 +1,4 @@
-"""SGLang's own benchmark client against every organization and stock: its numbers are ours on the same requests."""
+"""SGLang's own benchmark client against every arm that SGLang serves: its numbers are ours on the same requests."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from bench.arm_plan import Policy, Serving, plan_arm
+from bench.arms import ARMS, Arm
 from bench.metrics.measure import measure
-from bench.server import cpu_environment
-from tests.e2e import client
-from tests.e2e.conftest import SETUPS
+from bench.server import ServerProcess, cpu_environment, free_port, sglang_command
+from tests.e2e.conftest import READY_TIMEOUT_S
 from tests.e2e.recording_proxy import RecordingProxy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -22,18 +25,27 @@ GROUPS, PER_GROUP = 4, 6
 COMMON_TOKENS, QUESTION_TOKENS, OUTPUT_TOKENS = 1900, 64, 24
 
 
-@pytest.mark.parametrize("name", ["s0", "s1", "s2", "d0", "stock"])
-def test_sglangs_client_and_ours_agree(servers, nano_models: dict[str, Path], tmp_path: Path, name: str) -> None:
+@contextmanager
+def serve(arm: Arm, model: Path, folder: Path) -> Iterator[ServerProcess]:
+    """Serve an arm at the main budget and cap, with answers that repeat their text, as SGLang streams by default."""
+    plan, port = plan_arm(arm, "b63", Serving(model=model), Policy(cap=63)), free_port()
+    flags = ["--device", "cpu", "--dtype", "float32", "--sleep-on-idle", "--max-running-requests", "63", *plan.flags]
+    command, environment = sglang_command(model, port, flags), cpu_environment("float32")
+    with ServerProcess(command, port=port, log=folder / "server.log", environment=environment) as server:
+        server.wait_ready(READY_TIMEOUT_S)
+        yield server
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("name", [arm.name for arm in ARMS.values() if arm.engine == "sglang"])
+def test_sglangs_client_and_ours_agree(nano_models: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Requests that share 1,900 tokens in groups pass through a proxy that measures them as the load generator does.
 
     Counts are equal. Times are of two observers of one run, a local hop apart, so throughput and mean latencies agree
     within a few percent whatever else the machine does.
     """
-    server = servers(name)
-    client.flush(server.url)
-    output = tmp_path / "sglang.jsonl"
-    with RecordingProxy(server.url) as proxy:
-        model = nano_models[SETUPS[name].model]
+    model, output = nano_models["falcon-h1-nano"], tmp_path / "sglang.jsonl"
+    with serve(ARMS[name], model, tmp_path) as server, RecordingProxy(server.url) as proxy:
         command = [
             *(sys.executable, "-m", "sglang.benchmark.serving", "--backend", "sglang"),
             *("--host", "127.0.0.1", "--port", str(proxy.port), "--model", str(model), "--tokenizer", str(model)),
@@ -61,6 +73,8 @@ def test_sglangs_client_and_ours_agree(servers, nano_models: dict[str, Path], tm
         ("median_e2e_latency_ms", "e2e_p50_ms"),
     ):
         assert theirs[theirs_name] == pytest.approx(ours[ours_name], rel=0.05, abs=25.0), theirs_name
-    # What the load is for: after the first of its group a request finds a state below its 1,900 common tokens.
+    # What the load is for: after the first of its group a request finds a state below its 1,900 common tokens. SGLang's
+    # 30 slots are taken by running requests, 4 or 5 each, before any is left for a state to find.
     cached = [record.cached_tokens or 0 for record in records]
-    assert sum(count >= 1536 for count in cached) >= GROUPS * (PER_GROUP - 3)
+    ample = ARMS[name].organization is not None or ARMS[name].spare
+    assert sum(count >= 1536 for count in cached) >= (GROUPS * (PER_GROUP - 3) if ample else 1)
