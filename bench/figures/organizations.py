@@ -24,6 +24,7 @@ from bench.figures.style import (
 from bench.outcome import CellOutcome
 from bench.stats.contrasts import arm_title
 from bench.stats.rows import shares_of_ceiling
+from bench.stats.targets import is_main_load
 
 SHARED = ("s0", "s1", "s2")
 _MS_PER_S = 1_000.0
@@ -129,7 +130,7 @@ def _range_text(found: tuple[float, float] | None) -> str:
 
 def figure_3(outcomes: Iterable[CellOutcome]) -> Figure:
     """Q2. (a) recorded input and throughput at the anchors; (b) throughput over S0's without sharing."""
-    series = Series(outcomes, "q2")
+    series = Series(outcomes, "q2", over=("q",))
     figure, panels = new_figure(1, 2, name="Figure 3: Q2, recorded work and the no-sharing control")
     _recorded_input(panels[0], series)
     _no_sharing(panels[1], series)
@@ -178,7 +179,7 @@ def _no_sharing(panel: Axes, series: Series) -> None:
 
 def figure_arms(outcomes: Iterable[CellOutcome]) -> Figure:
     """Every arm at the main load as a share of its engine's ceiling, by budget. Not in the paper."""
-    shares = shares_of_ceiling(outcome for outcome in outcomes if outcome.case == "q1")
+    shares = shares_of_ceiling(o for o in outcomes if o.case == "q1" and is_main_load(o.condition))
     figure, (panel,) = new_figure(1, 1, name="All arms at the main load")
     figure.set_size_inches(9, 3.6)
     arms, places = (list(dict.fromkeys(getattr(share, field) for share in shares)) for field in ("arm", "where"))
@@ -199,11 +200,10 @@ _PAIRS = (("s1", "s0"), ("s2", "s1"))
 
 def figure_4(outcomes: Iterable[CellOutcome]) -> Figure:
     """Q3. What S1 has over S0 and S2 over S1 by the common-prefix fraction."""
-    series = Series(outcomes, "q3")
+    series = Series(outcomes, "q3", over=("q",))
     figure, (panel,) = new_figure(1, 1, name="Figure 4: Q3, effect of a shared context")
     levels = sorted(series.levels("q")) or [0.0, 1.0]
-    budgets = series.levels("budget")
-    budget = budgets[0] if budgets else "b83"
+    budget = series.budget("b83")
     positions, width = spread_out(len(levels), len(_PAIRS))
     for pair, at in zip(_PAIRS, positions, strict=True):
         bars(panel, at, _pair_effects(series, pair, budget, levels), "/".join(pair), width=width)

@@ -37,7 +37,7 @@ def figure_5(outcomes: Iterable[CellOutcome]) -> Figure:
 
     A curve is the mean over the seeds that all of its points have, as the highest loads have more; gaps use every pair.
     """
-    series = Series(outcomes, "q5")
+    series = Series(outcomes, "q5", over=("rate",))
     budgets = series.levels("budget") or ["b63", "b108"]
     figure, panels = new_figure(2, len(budgets), name="Figure 5: Q5, offered load")
     for place, budget in enumerate(budgets):
@@ -73,7 +73,7 @@ def figure_6(outcomes: Iterable[CellOutcome]) -> Figure:
     The paper's throughputs are drawn and not printed. Its request rates are printed and stand in their place: the
     output of a seed is the same in every cell, so both have the same ratios.
     """
-    series = Series(outcomes, "q6")
+    series = Series(outcomes, "q6", over=("headroom",))
     budgets = series.levels("budget") or list(paper_values.HEADROOM_REQUESTS_PER_S)
     figure, panels = new_figure(1, len(budgets), name="Figure 6: Q6, admission headroom")
     for place, (panel, budget) in enumerate(zip(panels, budgets, strict=True)):
@@ -108,13 +108,14 @@ def figure_7(outcomes: Iterable[CellOutcome]) -> Figure:
     """Q7 to Q9. (a) adopted depth of S2 by headroom, (b) by retention, (c) throughput of retention by reuse mode."""
     outcomes = list(outcomes)
     figure, panels = new_figure(1, 3, name="Figure 7: Q7 to Q9, checkpoint depth and retention")
-    depth, lifetime, reuse = Series(outcomes, "q6"), Series(outcomes, "q8"), Series(outcomes, "q9")
-    at_b83 = "b83" if "b83" in depth.levels("budget") or not depth else depth.levels("budget")[0]
+    depth, lifetime = Series(outcomes, "q6", over=("headroom",)), Series(outcomes, "q8")
+    reuse = Series(outcomes, "q9", over=("variant",))
+    at_b83 = depth.budget("b83")
     ours = {f"f = {f:g}": _depths(depth, "s2", budget=at_b83, headroom=f) for f in paper_values.HEADROOM_DEPTH_TOKENS}
     printed = {f"f = {f:g}": seeds for f, seeds in paper_values.HEADROOM_DEPTH_TOKENS.items()}
     _depth_panel(panels[0], "a", f"S2 by headroom, {at_b83}", ours, printed)
     names = {arm: arm_title(arm) for arm in paper_values.RETENTION_DEPTH_TOKENS}
-    ours = {name: _depths(lifetime, arm) for arm, name in names.items()}
+    ours = {name: _depths(lifetime, arm, budget=lifetime.budget("b83")) for arm, name in names.items()}
     printed = {names[arm]: seeds for arm, seeds in paper_values.RETENTION_DEPTH_TOKENS.items()}
     _depth_panel(panels[1], "b", "Producer retention", ours, printed)
     _retention_throughput(panels[2], reuse)
@@ -146,12 +147,13 @@ def _retention_throughput(panel: Axes, reuse: Series) -> None:
     """Draw geometric means over that of S2 in isolation, and our seeds as dots."""
     metric, modes = "ledger_output_tokens_per_s", list(paper_values.RETENTION_GEOMEANS)
     arms = ("s2", "s2-retained")
-    base = reuse.by_seed("s2", metric, variant="isolate")
+    budget = reuse.budget("b83")
+    base = reuse.by_seed("s2", metric, budget=budget, variant="isolate")
     unit = geometric_mean(base.values()) if base else None
     paper_unit = paper_values.RETENTION_GEOMEANS["isolate"]["s2"]
     positions, width = spread_out(len(modes), len(arms))
     for arm, at in zip(arms, positions, strict=True):
-        seeds = [list(reuse.by_seed(arm, metric, variant=mode).values()) for mode in modes]
+        seeds = [list(reuse.by_seed(arm, metric, budget=budget, variant=mode).values()) for mode in modes]
         if unit is not None:
             bars(panel, at, [geometric_mean(row) / unit if row else None for row in seeds], arm, width=width)
             for place, row in zip(at, seeds, strict=True):

@@ -32,10 +32,10 @@ def cells_of(outcomes: Iterable[CellOutcome], metric: str) -> Cells:
     for outcome in outcomes:
         value = outcome.metrics.get(metric) if outcome.status == "ok" else None
         cells.setdefault(outcome.condition, {}).setdefault(outcome.arm, {})[outcome.seed] = value
-    return {condition: cells[condition] for condition in sorted(cells, key=_place)}
+    return {condition: cells[condition] for condition in sorted(cells, key=place)}
 
 
-def _place(condition: Condition) -> tuple[object, ...]:
+def place(condition: Condition) -> tuple[object, ...]:
     """Return what conditions of a case are sorted by: a budget's size, then load and policy."""
     found = _SIZE.fullmatch(condition.budget)
     size = (2, 0.0) if found is None else (not found[1], float(found[2]) * SIZE_BYTES.get(found[3].lower(), 1))
@@ -60,5 +60,5 @@ def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
     names: dict[Condition, str] = {}
     for held in by_case.values():
         differing = [form for form in _FORMS if len({form(c) for c in held}) > 1]
-        names |= {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in sorted(held, key=_place)}
+        names |= {c: ", ".join([c.budget, *(form(c) for form in differing)]) for c in sorted(held, key=place)}
     return names

@@ -16,6 +16,7 @@ from bench import paper_values
 from bench.cases import CASES as REGISTERED
 from bench.figures import CAPTIONS, FIGURES, draw, to_svg
 from bench.figures.draw import CASES
+from bench.figures.series import Series
 from bench.figures.style import OURS, PAPER
 from bench.outcome import CellOutcome
 
@@ -228,3 +229,36 @@ def test_the_marks_of_the_paper_are_those_of_its_table() -> None:
         [effect.effect for effect in paper_values.EFFECTS if (effect.case, effect.name) == ("q1", "S1/S0")],
         [51.784, 47.568, 56.235],
     )
+
+
+def test_figures_never_mix_two_conditions_in_a_number() -> None:
+    """S0 has 100 at q = 0 and 300 at q = 1; S1, which failed at q = 0, has 400 at q = 1: the ratio is 4/3 and not 4."""
+    outcomes = [
+        *cells("q1", {"s0": [100.0]}, q=0.0),
+        *cells("q1", {"s0": [300.0], "s1": [400.0]}),
+        *cells("q1", {"s0": [50.0, 50.0], "s1": [70.0, 70.0]}, rate=0.8),
+    ]
+    throughput = FIGURES["figure-2"](outcomes).axes[0]
+    assert heights(throughput)[:2] == [pytest.approx([1.0]), pytest.approx([4 / 3])]
+    elsewhere = FIGURES["figure-2"](outcomes[3:]).axes[0]  # nothing at the main load: what there is
+    assert heights(elsewhere)[:2] == [pytest.approx([1.0]), pytest.approx([1.4])]
+
+
+def test_budgets_stand_in_order_of_size_and_apart() -> None:
+    retained = {"s2": [100.0], "s2-retained": [120.0]}
+    outcomes = [
+        cell
+        for budget, factor in (("b108", 2.0), ("b83", 1.0))
+        for arm, [tokens] in retained.items()
+        for cell in cells("q8", {arm: [factor * tokens]}, budget=budget, variant="share")
+    ]
+    panel = FIGURES["figure-7"](outcomes).axes[1]
+    assert [y for _, y in points(panel, OURS)] == [1_000.0, 1_200.0]  # of b83
+    throughput = FIGURES["figure-2"](cells("q1", THREE, budget="b108") + cells("q1", THREE)).axes[0]
+    assert [tick.get_text().partition("\n")[0] for tick in throughput.get_xticklabels()] == ["b63", "b108"]
+
+
+def test_a_series_refuses_what_leaves_several_conditions() -> None:
+    series = Series(cells("q1", THREE) + cells("q1", THREE, budget="b83"), "q1")
+    with pytest.raises(ValueError, match="expected one condition, got several of s1"):
+        series.by_seed("s1")
