@@ -16,7 +16,7 @@ from bench.outcome import CellOutcome, Condition, adopted
 from bench.report.gather import ArmLine, Report
 from bench.stats.contrasts import arm_title
 from bench.stats.effects import Effects, highest, relative
-from bench.stats.intervals import paired_t_percent
+from bench.stats.intervals import CONTAINMENT_MARGIN, containment, paired_t_percent
 from bench.stats.targets import METRIC, counters_beside
 
 
@@ -75,8 +75,10 @@ def _lead(arm: str, effects: Effects) -> str:
         return f"{mean:+.0f} % over {title} (one seed: an example)"
     interval = paired_t_percent(effects.logs)
     bounds = f"{interval.low:+.0f} to {interval.high:+.0f}"
-    told = "" if interval.excludes_zero else ": not told apart"
-    return f"{mean:+.0f} % over {title} ({bounds}){told}"
+    if interval.excludes_zero:
+        return f"{mean:+.0f} % over {title} ({bounds})"
+    told = f"within {CONTAINMENT_MARGIN:g} %" if containment(effects.logs).contained else "not told apart"
+    return f"{mean:+.0f} % over {title} ({bounds}): {told}"
 
 
 def _mean(effects: Effects) -> float:

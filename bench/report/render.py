@@ -72,13 +72,14 @@ def _ratio(value: float | None) -> str:
 
 
 class EffectLine(NamedTuple):
-    """One contrast as text. `grade` is the strength of our side."""
+    """One contrast as text. `p_relative` is of the effects as shown, uncorrected; `grade` is the strength of ours."""
 
     name: str
     where: str
     ours: str
     seeds: str
     p: str
+    p_relative: str
     paper: str
     source: str
     grade: str
@@ -92,7 +93,8 @@ def _effect(compared: Compared) -> EffectLine:
         bounds = "" if paper.low is None or paper.high is None else f" ({paper.low:+.1f} to {paper.high:+.1f})"
         tested = "" if paper.p is None else f", p {paper.p:.3f}"
         theirs, source = f"{paper.effect:+.1f} {unit}{bounds}{tested}", paper.source
-    return EffectLine(row.name, row.where, phrase(row), _seeds(row), _p(row), theirs, source, strength(row))
+    relative = "-" if row.p_relative is None else f"{row.p_relative:.3g}"
+    return EffectLine(row.name, row.where, phrase(row), _seeds(row), _p(row), relative, theirs, source, strength(row))
 
 
 def _seeds(row: Row) -> str:

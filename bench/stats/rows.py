@@ -13,7 +13,7 @@ from bench.stats.conditions import cells_of, labels, measured
 from bench.stats.contrasts import Contrast, Kind, find
 from bench.stats.decisions import Decision, holm, sign_flip
 from bench.stats.effects import mean_ratio
-from bench.stats.intervals import Interval, bootstrap, paired_t, paired_t_percent
+from bench.stats.intervals import Interval, bootstrap, containment, paired_t, paired_t_percent
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +22,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     at, where: as in `Contrast`. effect: mean over seeds in `unit`, None where no seed has both sides; 100 (exp(z) - 1)
     of the mean log where the contrast is geometric. lowest, highest: of the seeds, no interval. interval: 95 %, paired
     t; in log space unless the unit is points. display: 95 % bootstrap interval of the mean. p: exact sign-flip of log
-    ratios; p_relative: of the shown effects. decision: corrected in `family`; None for a descriptive contrast. A
-    contrast of a family that could not be measured counts in it with p = 1.
+    ratios; p_relative: of the shown effects. contained: the 90 % interval of 100 ln(ratio) lies within
+    `CONTAINMENT_MARGIN`; None for points and for one seed. decision: corrected in `family`; None for a descriptive
+    contrast. A contrast of a family that could not be measured counts in it with p = 1.
     """
 
     case: str
@@ -43,6 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     display: Interval | None = None
     p: float | None = None
     p_relative: float | None = None
+    contained: bool | None = None
     family: str | None = None
     family_size: int = 0
     decision: Decision | None = None
@@ -103,6 +105,7 @@ def _row(contrast: Contrast) -> Row:
         display=bootstrap(shown) if many else None,
         p=sign_flip(effects.logs),
         p_relative=sign_flip(effects.shown),
+        contained=containment(effects.logs).contained if many and in_logs else None,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from bench.metrics import METRICS
 from bench.stats.contrasts import Kind
 from bench.stats.decisions import LEVEL, least_p
+from bench.stats.intervals import CONTAINMENT_MARGIN
 from bench.stats.rows import Row
 
 Strength = Literal["confirmed", "seen", "open", "single", "absent"]
@@ -109,7 +110,8 @@ def _group(name: str, rows: Sequence[Row], metric: str) -> str:
         said = {
             "ahead": f"is ahead of {second}",
             "behind": f"is behind {second}",
-            "level": f"is not told apart from {second}",
+            "level": f"is within {CONTAINMENT_MARGIN:g} % of {second} by the 90 % interval",
+            "open": f"is not told apart from {second}",
             "once": f"ran once beside {second}",
             "absent": f"was not measured beside {second}",
         }
@@ -137,7 +139,7 @@ def _side(row: Row, metric: str) -> str:
     if row.effect is None or found in ("absent", "single"):
         return "absent" if row.effect is None else "once"
     if found == "open":
-        return "level"
+        return "level" if row.contained else "open"
     better = METRICS[metric].higher_is_better is not False
     return "ahead" if (row.effect > 0) == better else "behind"
 

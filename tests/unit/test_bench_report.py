@@ -243,6 +243,9 @@ def test_the_pages_are_self_contained_and_say_the_same(report: Report, tmp_path:
     assert "99 pages: 990 B, 1.00 % under the budget" in html
     assert "| q1 | b63 | D0 | 132.0 | - | 14,400.0 | - | - | 1.0 |" in markdown  # the run drifts
     assert ": missed." not in html  # every goal that could be formed is met; stock-unified was not measured
+    # Three seeds with one sign: 2 of 8 assignments, of log ratios and on the relative scale; Holm counts three tests.
+    assert "<td>3 (3 up, 0 down)</td><td>0.75 (Holm, 3)</td><td>0.25</td>" in html
+    assert "| 3 (3 up, 0 down) | 0.75 (Holm, 3) | 0.25 |" in markdown
     choose = paths["choose.html"].read_text()
     assert "--memory-org s2 --memory-budget b63" in choose
     assert "--memory-org s2 --memory-budget b63" in paths["choose.md"].read_text()

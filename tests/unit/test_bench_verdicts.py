@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -377,3 +378,15 @@ def test_a_rerun_is_judged_three_ways_over_the_whole_family() -> None:
     assert c["S2/S1 at b63"].p == 1.0
     assert a["S1/S0 at b63"].p == b["S1/S0 at b63"].p == c["S1/S0 at b63"].p  # not affected
     assert [scenario.num_rejected for scenario in scenarios] == [2, 2, 1]
+
+
+def test_level_is_said_where_the_interval_lies_within_the_margin() -> None:
+    """100 ln of the ratios: -1, 0, 1, so 0 +- 2.92 / sqrt(3) = 1.69; five times as far apart, 8.43."""
+    s0 = [100.0, 100.0, 100.0]
+    near, far = ([100 * math.exp(step * size) for step in (-1, 0, 1)] for size in (0.01, 0.05))
+    rows = analyse(cells("q1", {"s0": s0, "s1": near}) + cells("q1", {"s0": s0, "s1": far}, budget="b83"))
+    assert [row_of(rows, "S1/S0", where).contained for where in ("b63", "b83")] == [True, False]
+    sentence = verdict("q1", rows).sentence
+    assert sentence.startswith("S1 is within 3 % of S0 by the 90 % interval at b63 (+0.0 %, -2.5 to +2.5)")
+    assert "and is not told apart from S0 at b83 (+0.1 %, -11.7 to +13.2)" in sentence
+    assert analyse(cells("q1", {"s0": [100.0], "s1": [100.0]}))[0].contained is None
