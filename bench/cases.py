@@ -57,7 +57,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One registered experiment. `metric` is a key of `bench.metrics.METRICS`, and so are the values of `beside`: what
     the answer tells besides, by the name it has there. `source` says where the paper has it. A quick run keeps the
-    first `quick_grids` of the grids."""
+    first `quick_grids` of the grids. `first_look` is the number of seeds after which its tests were looked at before
+    more were run, None if all seeds are one look."""
 
     name: str
     question: str
@@ -67,6 +68,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     beside: dict[str, str] = {}
     quick_arms: tuple[str, ...] = ("s0", "s1", "s2", "d0", "stock-tuned")
     quick_grids: int = 1
+    first_look: int | None = None
 
 
 def _grid(arms: Sequence[str], points: Sequence[Point], seeds: Sequence[int], **lists: Any) -> Grid:
@@ -138,6 +140,7 @@ _ALL = (
             _grid(("d0", "s2"), _points("b108", 109, 3.0, 4.5), tuple(range(3, 9))),
         ),
         quick_arms=("d0", "s2"),
+        first_look=6,
     ),
     Case(
         name="q6",
@@ -179,6 +182,7 @@ _ALL = (
             _grid(("d0", "s2"), [Point("b108", 1.7, cap) for cap in (5, 8, 10, 13, 109)], (0, 1, 2)),
         ),
         quick_arms=("d0", "s2"),
+        first_look=6,
     ),
     Case(
         name="bursts",
@@ -186,6 +190,7 @@ _ALL = (
         source="4f: section E.4, Table E-5 row 4",
         grids=(_grid(("d0", "s2"), _points("b63", 63, 1.7), tuple(range(9)), variants=("onoff", "")),),
         quick_arms=("d0", "s2"),
+        first_look=6,
     ),
     Case(
         name="split",

@@ -103,7 +103,8 @@ def _seeds(row: Row) -> str:
 
 def _p(row: Row) -> str:
     if row.decision is not None:
-        return f"{row.decision.adjusted_p:.3g} (Holm, {row.family_size})"
+        looks = ", two looks" if row.num_looks == 2 else ""
+        return f"{row.decision.adjusted_p:.3g} (Holm, {row.family_size}{looks})"
     return "-" if row.p is None else f"{row.p:.3g}, uncorrected"
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from bench.cases import CASES
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.stats.conditions import cells_of, labels, measured
 from bench.stats.effects import Effects, highest, interaction, relative
@@ -67,7 +68,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison.
 
     at: the condition, of an interaction or a policy the one that is not the baseline. where: what sets it apart in its
-    case. num_planned: seeds that both sides were to have. geometric: the effect is the mean log ratio turned into
+    case. planned: the seeds that both sides were to have. geometric: the effect is the mean log ratio turned into
     percent, as in Q9 (G3), and not the mean of the percentages.
     """
 
@@ -77,9 +78,14 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     at: Condition
     where: str
     primary: bool
-    num_planned: int
+    planned: tuple[int, ...]
     effects: Effects
     geometric: bool = False
+
+    @property
+    def first_look(self) -> int | None:
+        """Return after how many planned seeds its test was looked at first, or None if it has one look or no test."""
+        return CASES[self.case].first_look if self.family is not None else None
 
     @property
     def family(self) -> str | None:
@@ -275,7 +281,7 @@ class _Finder:
             at=at,
             where=where,
             primary=primary,
-            num_planned=len(planned),
+            planned=tuple(sorted(planned)),
             effects=effects,
             geometric=self._case == "q9",
         )

@@ -50,9 +50,9 @@ def least_p(num_seeds: int) -> float:
 
 
 def two_look(first_p: float, second_p: float | None = None) -> float:
-    """Return the p of a contrast that was or could have been looked at twice: min(1, 2 min(p6, p9)).
+    """Return the p of a contrast that was or could have been looked at twice: min(1, 2 min(first, second)).
 
-    second_p: None if the second look was not made; it then counts as 1. Source: (B1).
+    second_p: None if the second look was not made; it then counts as 1. Source: (B1), six and nine seeds.
     """
     return min(1.0, 2 * min(first_p, 1.0 if second_p is None else second_p))
 

@@ -9,7 +9,7 @@ Source: paper section 4.1, appendices B.5, G.1 and G.4 (G1, G2).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -25,21 +25,6 @@ class Effects(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[float, ...]
     logs: tuple[float, ...]
     unit: str = "%"
-
-    def without(self, seed: int) -> Effects:
-        """Return the effects of the other seeds. Raises: ValueError if the seed is not there."""
-        kept = [index for index, held in enumerate(self.seeds) if held != seed]
-        if len(kept) == len(self.seeds):
-            raise ValueError(f"expected a seed out of {list(self.seeds)}, got {seed}")
-        return self._at(kept)
-
-    def _at(self, indices: Sequence[int]) -> Effects:
-        return Effects(
-            seeds=tuple(self.seeds[index] for index in indices),
-            shown=tuple(self.shown[index] for index in indices),
-            logs=tuple(self.logs[index] for index in indices),
-            unit=self.unit,
-        )
 
 
 def relative(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Effects:
@@ -60,12 +45,6 @@ def relative(numerator: Mapping[int, float], denominator: Mapping[int, float]) -
         shown=tuple(100 * (ratio - 1) for ratio in ratios),
         logs=tuple(math.log(ratio) for ratio in ratios),
     )
-
-
-def from_percent(seeds: Sequence[int], percents: Sequence[float]) -> Effects:
-    """Return effects that are given as relative changes in percent, each above -100."""
-    logs = tuple(math.log1p(percent / 100) for percent in percents)
-    return Effects(seeds=tuple(seeds), shown=tuple(percents), logs=logs)
 
 
 def interaction(effects: Effects, baseline: Effects) -> Effects:
@@ -105,8 +84,3 @@ def highest(measurements: Mapping[Key, Mapping[int, float]]) -> Key | None:
 def geometric_mean(values: Iterable[float]) -> float:
     """Return exp of the mean logarithm. Source: (G1)."""
     return float(np.exp(np.mean(np.log(np.asarray(list(values), dtype=np.float64)))))
-
-
-def pooled_ratio(numerator: Iterable[float], denominator: Iterable[float]) -> float:
-    """Return the ratio of totals over runs, as for work counters. Never for throughput. Source: section 4.1, E.2."""
-    return sum(numerator) / sum(denominator)

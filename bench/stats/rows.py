@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from bench.arms import ceiling_of
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.stats.conditions import cells_of, labels, measured
 from bench.stats.contrasts import Contrast, Kind, find
-from bench.stats.decisions import Decision, holm, sign_flip
+from bench.stats.decisions import Decision, holm, sign_flip, two_look
 from bench.stats.effects import mean_ratio
 from bench.stats.intervals import Interval, bootstrap, containment, paired_t, paired_t_percent
 
@@ -22,9 +22,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     at, where: as in `Contrast`. effect: mean over seeds in `unit`, None where no seed has both sides; 100 (exp(z) - 1)
     of the mean log where the contrast is geometric. lowest, highest: of the seeds, no interval. interval: 95 %, paired
     t; in log space unless the unit is points. display: 95 % bootstrap interval of the mean. p: exact sign-flip of log
-    ratios; p_relative: of the shown effects. contained: the 90 % interval of 100 ln(ratio) lies within
-    `CONTAINMENT_MARGIN`; None for points and for one seed. decision: corrected in `family`; None for a descriptive
-    contrast. A contrast of a family that could not be measured counts in it with p = 1.
+    ratios; p_relative: of the shown effects; both by the two-look rule where num_looks is 2. contained: the 90 %
+    interval of 100 ln(ratio) lies within `CONTAINMENT_MARGIN`; None for points and for one seed. decision: corrected
+    in `family`; None for a descriptive contrast. A contrast of a family that could not be measured counts in it with
+    p = 1.
     """
 
     case: str
@@ -35,6 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     num_seeds: int
     num_planned: int
+    num_looks: int = 1
     effect: float | None = None
     lowest: float | None = None
     highest: float | None = None
@@ -84,7 +86,8 @@ def _row(contrast: Contrast) -> Row:
         where=contrast.where,
         unit="%" if contrast.geometric else effects.unit,
         num_seeds=len(effects.seeds),
-        num_planned=contrast.num_planned,
+        num_planned=len(contrast.planned),
+        num_looks=1 if contrast.first_look is None else 2,
     )
     if not effects.seeds:
         return row
@@ -103,10 +106,19 @@ def _row(contrast: Contrast) -> Row:
         num_negative=sum(value < 0 for value in shown),
         interval=interval,
         display=bootstrap(shown) if many else None,
-        p=sign_flip(effects.logs),
-        p_relative=sign_flip(effects.shown),
+        p=_p(contrast, effects.logs),
+        p_relative=_p(contrast, effects.shown),
         contained=containment(effects.logs).contained if many and in_logs else None,
     )
+
+
+def _p(contrast: Contrast, effects: Sequence[float]) -> float:
+    """Return the sign-flip p of the effects by seed, by the two-look rule where their case had a first look."""
+    if contrast.first_look is None:
+        return sign_flip(effects)
+    seeds = contrast.planned[: contrast.first_look]
+    first = [effect for seed, effect in zip(contrast.effects.seeds, effects, strict=True) if seed in seeds]
+    return two_look(sign_flip(first) if first else 1.0, sign_flip(effects) if len(effects) > len(first) else None)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -184,7 +184,8 @@ def _caveat(rows: Sequence[Row]) -> str:
     if not tested:
         return f"{intervals}, descriptive"
     rest = ", the changes descriptive" if len(tested) < len(rows) else ""
-    size, least = max(row.family_size for row in tested), least_p(max(row.num_seeds for row in tested))
+    size = max(row.family_size for row in tested)
+    least = min(row.num_looks * least_p(row.num_seeds) if row.num_seeds else 1.0 for row in tested)
     if min(1.0, size * least) > LEVEL:
         return f"{intervals}, too few for the sign-flip test (least p {least:.2g}, {size} tests){rest}"
     rejected = sum(row.decision is not None and row.decision.rejected for row in tested)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.outcome import CellOutcome
+from bench.stats.effects import Effects
 from bench.stats.rows import Row
 
 METRIC = "output_tokens_per_s"
@@ -31,3 +33,15 @@ def cells(case: str, throughputs: Mapping[str, Sequence[float | None]], **change
 def row_of(rows: Sequence[Row], name: str, where: str = "b63") -> Row:
     [row] = [row for row in rows if (row.name, row.where) == (name, where)]
     return row
+
+
+def from_percent(seeds: Sequence[int], percents: Sequence[float]) -> Effects:
+    """Effects given as relative changes in percent, each above -100."""
+    logs = tuple(math.log1p(percent / 100) for percent in percents)
+    return Effects(seeds=tuple(seeds), shown=tuple(percents), logs=logs)
+
+
+def without(effects: Effects, seed: int) -> Effects:
+    """The effects of the other seeds."""
+    kept = [place for place, held in enumerate(effects.seeds) if held != seed]
+    return from_percent([effects.seeds[place] for place in kept], [effects.shown[place] for place in kept])

@@ -8,7 +8,7 @@ from bench.stats.rows import analyse
 from bench.stats.verdicts import verdict
 from tests.unit.outcomes import cells, row_of
 
-SIX = [100.0] * 6
+SEVEN = [100.0] * 7
 
 
 def test_bursts_change_the_ratio_by_points_within_the_seed() -> None:
@@ -44,14 +44,14 @@ def test_every_lower_cap_stands_against_the_highest_of_its_budget() -> None:
 
 def test_the_sentence_tells_the_tested_gap_and_how_the_load_changes_it() -> None:
     outcomes = [
-        *cells("bursts", {"d0": [98.1 + seed / 10 for seed in range(6)], "s2": SIX}, variant="onoff"),
-        *cells("bursts", {"d0": [105.1 + seed / 10 for seed in range(5)] + [None], "s2": SIX}),
+        *cells("bursts", {"d0": [98.1 + seed / 10 for seed in range(7)], "s2": SEVEN}, variant="onoff"),
+        *cells("bursts", {"d0": [105.1 + seed / 10 for seed in range(6)] + [None], "s2": SEVEN}),
     ]
     sentence = verdict("bursts", analyse(outcomes)).sentence
-    assert sentence.startswith("D0 is behind S2 at b63, onoff (-1.7 %, ")
+    assert sentence.startswith("D0 is behind S2 at b63, onoff (-1.6 %, ")
     assert (
         "; with bursts instead of steady arrivals, the ratio D0/S2 changes by -7.0 points (-7.0 to -7.0) at" in sentence
     )
     assert sentence.endswith(
-        "; 95 % intervals over 5 to 6 paired seeds, the sign-flip test holds, the changes descriptive."
+        "; 95 % intervals over 6 to 7 paired seeds, the sign-flip test holds, the changes descriptive."
     )

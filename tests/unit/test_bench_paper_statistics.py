@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from bench.stats.decisions import adoption_scenarios, holm, least_p, sign_flip, two_look
-from bench.stats.effects import Effects, from_percent, geometric_mean, interaction, pooled_ratio, relative
+from bench.stats.effects import Effects, geometric_mean, interaction, relative
 from bench.stats.intervals import CONTAINMENT_MARGIN, containment, paired_t_percent
+from tests.unit.outcomes import from_percent, without
 
 PAPER = Path(__file__).parents[1] / "data" / "paper"
 
@@ -183,7 +184,7 @@ def test_table_b6_with_and_without_the_rerun_seed(row: dict[str, str]) -> None:
     family = extension_family()
     for contrast in ("S1/S0", "S2/S1"):
         effects = witness(contrast.lower().replace("/", "_") + "_pct")
-        kept = effects if excluded is None else effects.without(excluded)
+        kept = effects if excluded is None else without(effects, excluded)
         family[f"b108 {contrast}"] = sign_flip(kept.logs)
         if contrast == row["contrast"]:
             assert len(kept.seeds) == int(row["n"])
@@ -196,8 +197,8 @@ def test_rejections_of_table_e17() -> None:
         f"b108 {contrast}": witness(contrast.lower().replace("/", "_") + "_pct") for contrast in ("S1/S0", "S2/S1")
     }
     family = extension_family() | {name: sign_flip(effects.logs) for name, effects in affected.items()}
-    without = {name: sign_flip(effects.without(42004).logs) for name, effects in affected.items()}
-    scenarios = adoption_scenarios(family, without)
+    left = {name: sign_flip(without(effects, 42004).logs) for name, effects in affected.items()}
+    scenarios = adoption_scenarios(family, left)
     assert [scenario.num_rejected for scenario in scenarios] == [int(row["rejections"]) for row in rows("e17_adoption")]
     assert {len(scenario.decisions) for scenario in scenarios} == {22}
 
@@ -262,7 +263,7 @@ def test_holm_p_of_table_e16(point: str, column: str) -> None:
     assert same(holm(raw)[point].adjusted_p, table[point]["holm_p"])
 
 
-# --- Table C-3, G-2, E-7 and Figure 3(b) ----------------------------------------------------------------------------
+# --- Table C-3, G-2 and Figure 3(b) ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", rows("c3_probe"), ids=lambda row: f"{row['organization']}-{row['f']}")
@@ -291,17 +292,6 @@ def test_the_index_of_figure_3b_multiplies_within_the_seed() -> None:
     assert product_of_means == pytest.approx(1.415119728, abs=6e-10)
     first, second = [1.2, 1.6], [1.1, 1.3]
     assert np.mean(np.multiply(first, second)) != pytest.approx(np.mean(first) * np.mean(second))
-
-
-@pytest.mark.parametrize("row", rows("e7_pooled_ratios"), ids=lambda row: row["point"])
-def test_pooled_ratios_of_table_e7(row: dict[str, str]) -> None:
-    """Three runs a side: three times the printed means are the totals."""
-    mean = {arm["organization"]: arm for arm in rows("e6_traced_work_time") if arm["point"] == row["point"]}
-    for key, printed in (
-        ("submitted_tok_per_run", "submitted_token_ratio_d0_s2"),
-        ("event_s_per_run", "event_time_ratio_d0_s2"),
-    ):
-        assert same(pooled_ratio([float(mean["D0"][key])] * 3, [float(mean["S2"][key])] * 3), row[printed])
 
 
 @pytest.mark.parametrize("row", rows("e1_high_load_anchors"), ids=lambda row: f"{row['budget']}-{row['organization']}")

@@ -20,15 +20,13 @@ from bench.stats.decisions import (
     two_look,
 )
 from bench.stats.effects import (
-    Effects,
-    from_percent,
     geometric_mean,
     interaction,
     mean_ratio,
-    pooled_ratio,
     relative,
 )
 from bench.stats.intervals import Interval, bootstrap, containment, paired_t, paired_t_percent
+from tests.unit.outcomes import from_percent
 
 
 def test_effects_are_formed_within_the_seed() -> None:
@@ -38,10 +36,6 @@ def test_effects_are_formed_within_the_seed() -> None:
     assert effects.logs == pytest.approx((math.log(1.5), math.log(1.1)))
     # The mean of the ratios, 1.3, is not the ratio of the means.
     assert mean_ratio({1: 150.0, 2: 44.0}, {1: 100.0, 2: 40.0}) == pytest.approx(1.3)
-
-
-def test_percent_and_ratio_are_the_same_effects() -> None:
-    assert from_percent([1, 2], [50.0, -20.0]).logs == pytest.approx((math.log(1.5), math.log(0.8)))
 
 
 @pytest.mark.parametrize("zero", [0.0, -1.0])
@@ -66,16 +60,8 @@ def test_an_interaction_is_a_difference_within_the_seed() -> None:
     assert found.logs == pytest.approx((math.log(1.5 / 1.3), math.log(1.2 / 1.1)))
 
 
-def test_a_seed_can_be_left_out() -> None:
-    effects = from_percent([1, 2, 3], [1.0, 2.0, 3.0])
-    assert effects.without(2) == from_percent([1, 3], [1.0, 3.0])
-    with pytest.raises(ValueError, match=r"out of \[1, 2, 3\], got 4"):
-        effects.without(4)
-
-
-def test_means_of_absolute_values() -> None:
+def test_the_geometric_mean() -> None:
     assert geometric_mean([1.0, 4.0, 16.0]) == pytest.approx(4.0)
-    assert pooled_ratio([1.0, 5.0], [2.0, 2.0]) == 1.5  # the mean of the ratios would be 1.5 of other numbers: 0.5, 2.5
 
 
 @pytest.mark.parametrize(
@@ -232,7 +218,3 @@ def test_holm_never_lowers_a_p_and_keeps_their_order(counts: list[int]) -> None:
     assert decisions[0].adjusted_p == pytest.approx(min(1.0, len(counts) * decisions[0].p))
     adjusted = [decision.adjusted_p for decision in decisions]
     assert adjusted == sorted(adjusted)
-
-
-def test_effects_keep_their_order_when_printed() -> None:
-    assert Effects(seeds=(2, 1), shown=(1.0, 2.0), logs=(0.1, 0.2)).without(2).shown == (2.0,)
