@@ -25,6 +25,8 @@ MOST_SEEDS = 20
 """Seeds that an exact test can enumerate: 2^20 assignments take seconds; more are refused rather than sampled."""
 RIVALS = ("stock-tuned", "stock-unified", "ceiling")
 """What the arms of the paper are set beside unless `--arms` says otherwise."""
+AS_SERVED = "s2-auto"
+"""The organization that README recommends, with the headroom that a user gets: the paper's arms run without."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -89,7 +91,8 @@ _ALL = (
         name="q1",
         question="What do recurrent paging (S1) and conv packing (S2) gain over coarse pages (S0) at the main load?",
         source="1a: section 5.1, Table B-5",
-        grids=(_grid((*_SHARED, "d0", *RIVALS), MAIN, MAIN_SEEDS),),
+        grids=(_grid((*_SHARED, "d0", AS_SERVED, *RIVALS), MAIN, MAIN_SEEDS),),
+        quick_arms=("s0", "s1", "s2", "d0", AS_SERVED, "stock-tuned"),
     ),
     Case(
         name="q1-low",

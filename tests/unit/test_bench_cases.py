@@ -29,13 +29,13 @@ def test_cases_have_as_many_cells_as_the_paper_has_runs(name: str, count: int) -
     assert len(cells_of(case_of(name), Changes())) == count
 
 
-def test_the_main_case_is_the_papers_runs_and_the_rivals() -> None:
+def test_the_main_case_is_the_papers_runs_the_rivals_and_what_a_user_gets() -> None:
     cells = cells_of(case_of("q1"), Changes())
     assert {cell.seed for cell in cells} == set(range(42000, 42012)) == set(MAIN_SEEDS)
     assert {(cell.budget, cell.rate, cell.cap) for cell in cells} == {(b, 3.0, 63) for b in ("b63", "b83", "b108")}
     assert {cell.q for cell in cells} == {1.0}
     assert Counter(cell.arm for cell in cells) == dict.fromkeys(
-        ("s0", "s1", "s2", "d0", "stock-tuned", "stock-unified", "ceiling"), 36
+        ("s0", "s1", "s2", "d0", "s2-auto", "stock-tuned", "stock-unified", "ceiling"), 36
     )
     assert {cell.num_requests for cell in cells} == {300}
 

@@ -26,11 +26,11 @@ def test_an_order_is_a_permutation_in_whole_blocks(name: str, seed: int) -> None
 
 
 def test_every_arm_takes_every_place_equally_often() -> None:
-    """Q1 has 36 blocks of 7 arms: five whole squares and one row. Each arm has each place five or six times."""
+    """Q1 has 36 blocks of 8 arms: four whole squares and four rows. Each arm has each place four or five times."""
     ordered = interleave(cells_of(case_of("q1"), Changes()), seed=3)
-    places = Counter((cell.arm, index % 7) for index, cell in enumerate(ordered))
-    assert len(places) == 49
-    assert set(places.values()) == {5, 6}
+    places = Counter((cell.arm, index % 8) for index, cell in enumerate(ordered))
+    assert len(places) == 64
+    assert set(places.values()) == {4, 5}
     four = interleave(cells_of(case_of("q4"), Changes()), seed=3)
     assert set(Counter((cell.arm, index % 4) for index, cell in enumerate(four)).values()) == {9}
 
@@ -38,9 +38,9 @@ def test_every_arm_takes_every_place_equally_often() -> None:
 def test_the_order_is_random_and_comes_from_the_seed() -> None:
     cells = cells_of(case_of("q1"), Changes())
     assert interleave(cells, 0) == interleave(cells, 0) != interleave(cells, 1)
-    firsts = {tuple(cell.arm for cell in interleave(cells, seed)[:7]) for seed in range(40)}
+    firsts = {tuple(cell.arm for cell in interleave(cells, seed)[:8]) for seed in range(40)}
     assert len(firsts) > 30
-    seeds = [cell.seed for cell in interleave(cells, 0)[::7]]
+    seeds = [cell.seed for cell in interleave(cells, 0)[::8]]
     assert seeds != sorted(seeds)
 
 
