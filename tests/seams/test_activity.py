@@ -136,8 +136,9 @@ def test_a_request_that_waits_is_deferred_once(org: str) -> None:
 def test_requests_taken_back_and_given_up_are_counted() -> None:
     serve("s2")
     requests = process.served().activity.requests
-    admission.count_retractions((["a", "b"], 0.5, ["c"]), None)
-    admission.count_retractions(([], 0.5, []), None)
+    batch = SimpleNamespace(tree_cache=None)  # as of a server without a prefix cache
+    admission.count_retractions((["a", "b"], 0.5, ["c"]), batch)
+    admission.count_retractions(([], 0.5, []), batch)
     assert (requests.retracted, requests.aborted) == (2, 1)
 
 
