@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save
 
+from bench.atomic import write_whole
 from bench.registry import registered
 from bench.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, make_tokenizer, tokenizer_settings
 from sgl_hybrid.errors import SettingError
@@ -292,9 +292,7 @@ def _put(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all; leave one with this content alone, as a server may be reading it."""
     if path.is_file() and path.read_bytes() == content:
         return
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    write_whole(path, content)
 
 
 def _draw(tensor: Tensor, seed: int) -> Array:

@@ -13,7 +13,6 @@ record, whatever became of it, once the run has ended.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
+from bench.atomic import write_whole
 from sgl_hybrid.errors import SettingError
 
 SCHEMA_VERSION = 1
@@ -126,25 +126,24 @@ class RunFolder:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write or replace manifest.json; a reader sees the old one or the new one, never a part."""
-        self._replace("manifest.json", msgspec.json.format(self._encoder.encode(manifest), indent=2) + b"\n")
+        write_whole(self.path / "manifest.json", msgspec.json.format(self._encoder.encode(manifest), indent=2) + b"\n")
 
     def write_server_info(self, info: dict[str, Any], when: Literal["before", "after"]) -> None:
         """Write what the server said about itself before or after the run."""
-        self._replace(f"server_{when}.json", msgspec.json.format(self._encoder.encode(info), indent=2) + b"\n")
+        write_whole(
+            self.path / f"server_{when}.json", msgspec.json.format(self._encoder.encode(info), indent=2) + b"\n"
+        )
 
     def write_workload(self, requests: Iterable[PlannedRequest]) -> None:
         """Write workload.jsonl."""
-        self._replace("workload.jsonl", b"".join(self._encoder.encode(request) + b"\n" for request in requests))
+        write_whole(
+            self.path / "workload.jsonl", b"".join(self._encoder.encode(request) + b"\n" for request in requests)
+        )
 
     def append(self, record: RequestRecord) -> None:
         """Add a line to requests.jsonl and hand it to the operating system at once."""
         self._requests.write(self._encoder.encode(record) + b"\n")
         self._requests.flush()
-
-    def _replace(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.part"
-        temporary.write_bytes(content)
-        os.replace(temporary, self.path / name)
 
 
 def read_manifest(folder: Path) -> Manifest:

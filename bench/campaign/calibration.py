@@ -9,13 +9,13 @@ their rival's setting.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from bench.arms import TUNED_SHARES, arm_of
+from bench.atomic import write_whole
 from bench.cases import Point
 from bench.cells import Cell
 from bench.outcome import CellOutcome
@@ -117,7 +117,7 @@ class Trials:
         folder = folder / f"attempt-{attempt}"
         folder.mkdir(parents=True)
         outcome = self._run(cell, share, attempt, folder)
-        _put(folder / "outcome.json", outcome)
+        write_whole(folder / "outcome.json", msgspec.json.encode(outcome) + b"\n")
         return outcome
 
 
@@ -137,10 +137,5 @@ def read_calibrations(folder: Path) -> dict[Point, Calibration]:
 
 def write_calibration(folder: Path, found: Calibration) -> None:
     """Keep a finding for later invocations and the report."""
-    _put(folder / f"calibration-{found.budget}_r{found.rate:g}_c{found.cap}.json", found)
-
-
-def _put(path: Path, value: msgspec.Struct) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(msgspec.json.encode(value) + b"\n")
-    os.replace(temporary, path)
+    name = f"calibration-{found.budget}_r{found.rate:g}_c{found.cap}.json"
+    write_whole(folder / name, msgspec.json.encode(found) + b"\n")

@@ -19,6 +19,7 @@ import zstandard
 
 from bench.arm_plan import ArmPlan, Serving, default_vllm_python, server_command, server_environment
 from bench.arms import Arm, arm_of
+from bench.atomic import write_whole
 from bench.campaign.folder import Row, outcome_of
 from bench.campaign.gate import GateError, check_answers, check_server
 from bench.campaign.gauges import PERIOD_S, READERS, numbers, polling, read_samples
@@ -98,9 +99,7 @@ def keep_workload(requests: Sequence[PlannedRequest], folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         encode = msgspec.json.Encoder().encode
         content = zstandard.compress(b"".join(encode(request) + b"\n" for request in requests))
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        write_whole(path, content)
     return path
 
 

@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from bench.atomic import write_whole
 from bench.campaign.manifest import CampaignManifest, Session, differences
 from bench.cells import Cell
 from bench.outcome import CellOutcome
@@ -62,7 +63,9 @@ class CampaignFolder:
             self._lock.close()
             raise SettingError(f"expected a folder that no other campaign works on, got {self.path}") from error
         if not (self.path / "campaign.json").is_file():
-            self._replace("campaign.json", msgspec.json.format(self._encoder.encode(self._manifest), indent=2) + b"\n")
+            write_whole(
+                self.path / "campaign.json", msgspec.json.format(self._encoder.encode(self._manifest), indent=2) + b"\n"
+            )
         self.rows = read_rows(self.path) if (self.path / "outcomes.jsonl").is_file() else []
         self._mend()
         return self
@@ -87,7 +90,7 @@ class CampaignFolder:
         attempt = 1 + len(list((self.path / "cells" / cell.key).glob("attempt-*")))
         folder = self.path / "cells" / cell.key / f"attempt-{attempt}"
         folder.mkdir(parents=True)
-        self._put(folder / "condition.json", self._encoder.encode(cell))
+        write_whole(folder / "condition.json", self._encoder.encode(cell))
         return attempt, folder
 
     def finish(self, row: Row) -> None:
@@ -111,7 +114,7 @@ class CampaignFolder:
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if whole != content:
-                self._replace("outcomes.jsonl", whole)
+                write_whole(self.path / "outcomes.jsonl", whole)
         known = {(row.key, row.outcome.attempt) for row in self.rows}
         for condition in sorted(self.path.glob("cells/*/attempt-*/condition.json")):
             attempt = int(condition.parent.name.removeprefix("attempt-"))
@@ -125,15 +128,6 @@ class CampaignFolder:
             file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def _replace(self, name: str, content: bytes) -> None:
-        self._put(self.path / name, content)
-
-    @staticmethod
-    def _put(path: Path, content: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.part")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
 
 
 def outcome_of(

@@ -6,13 +6,13 @@ server: a log-probability is written as the shortest decimal of its float32.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bench.atomic import write_whole
 from bench.verify.compare import Scores, Verdict, worst
 from sgl_hybrid.errors import SettingError
 
@@ -134,11 +134,9 @@ def summarize_path(path: str, findings: Sequence[Finding]) -> PathResult:
 
 def write_result(result: VerifyResult, path: Path) -> None:
     """Write the result file, whole or not at all. Raises: SettingError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(msgspec.json.encode(result) + b"\n")
-        os.replace(temporary, path)
+        write_whole(path, msgspec.json.encode(result) + b"\n")
     except OSError as error:
         raise SettingError(f"expected a result file that can be written, got {path}: {error.strerror}") from error
 
