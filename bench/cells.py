@@ -15,7 +15,7 @@ import msgspec
 
 from bench.arms import arm_of
 from bench.cases import CASES, HEADROOMS, MOST_SEEDS, Case, Grid, Point
-from bench.outcome import Condition
+from bench.outcome import CellIdentity, Condition
 from bench.variants import variant_of
 from sgl_hybrid.errors import SettingError
 
@@ -25,18 +25,10 @@ QUICK_REQUESTS = 40
 """Requests of a short probe. Source: paper Table C-1 (5c to 5e)."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement to make: one arm at one condition with one seed. Fields as in `bench.outcome.CellOutcome`."""
+class Cell(CellIdentity, frozen=True, kw_only=True):
+    """One measurement to make. Its cap is always given."""
 
-    case: str
-    arm: str
-    budget: str
-    seed: int
-    q: float
-    rate: float
     cap: int
-    headroom: float = 0.0
-    variant: str = ""
     num_requests: int = NUM_REQUESTS
 
     @property
@@ -45,9 +37,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return Point(self.budget, self.rate, self.cap)
 
     @property
-    def block(self) -> tuple[Any, ...]:
+    def block(self) -> tuple[int, Condition]:
         """Return what cells that differ only in the arm have in common: they are run next to each other."""
-        return (self.budget, self.seed, self.q, self.rate, self.cap, self.headroom, self.variant)
+        return (self.seed, self.condition)
 
     @property
     def key(self) -> str:

@@ -7,7 +7,7 @@ failed ones too; `adopted` picks the attempt that counts. Nothing here reads or 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -23,21 +23,13 @@ class Condition(NamedTuple):
     headroom: float
     variant: str
 
-    @classmethod
-    def of(cls, cell: Any) -> Self:
-        """Return the condition of anything that has its fields under the same names: an outcome, a cell to run."""
-        return cls(*(getattr(cell, field) for field in cls._fields))
 
-
-class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at one cell.
+class CellIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cell: one arm at one condition with one seed.
 
     budget: label or bytes, as given. q: common-prefix fraction. rate: offered requests/s. cap: most requests that run
     at once, None where the server chose. headroom: admission headroom f. variant: what else sets cells of one case
-    apart (`isolate`, `share`, `onoff`, `split=0.477`, `pin=2`), empty where nothing does. metrics: keys of
-    `bench.metrics.METRICS`, without those that could not be formed. counters: what client, server and gauges counted,
-    by name. reason: why a failed or refused cell has no numbers, or what numbers a measured one lacks and why, in one
-    line. attempt: 1 for the first.
+    apart (`isolate`, `share`, `onoff`, `split=0.477`, `pin=2`), empty where nothing does.
     """
 
     case: str
@@ -49,16 +41,26 @@ class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
     cap: int | None = None
     headroom: float = 0.0
     variant: str = ""
+
+    @property
+    def condition(self) -> Condition:
+        """Return what this cell has in common with its partner in a comparison of arms."""
+        return Condition(self.case, self.budget, self.q, self.rate, self.cap, self.headroom, self.variant)
+
+
+class CellOutcome(CellIdentity, frozen=True, kw_only=True):
+    """One attempt at one cell.
+
+    metrics: keys of `bench.metrics.METRICS`, without those that could not be formed. counters: what client, server and
+    gauges counted, by name. reason: why a failed or refused cell has no numbers, or what numbers a measured one lacks
+    and why, in one line. attempt: 1 for the first.
+    """
+
     metrics: dict[str, float] = {}
     counters: dict[str, float] = {}
     status: Literal["ok", "failed", "refused"] = "ok"
     reason: str | None = None
     attempt: int = 1
-
-    @property
-    def condition(self) -> Condition:
-        """Return what this cell has in common with its partner in a comparison of arms."""
-        return Condition.of(self)
 
 
 def adopted(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:

@@ -39,7 +39,8 @@ class PaperEffect(NamedTuple):
 
     def matches(self, case: str, name: str, at: Condition) -> bool:
         """Return whether this is the paper's value of a contrast of ours."""
-        return (self.case, self.name) == (case, name) and Condition.of(self) == at
+        own = Condition(self.case, self.budget, self.q, self.rate, self.cap, self.headroom, self.variant)
+        return (self.case, self.name) == (case, name) and own == at
 
 
 _LEAST_22, _LEAST_17 = 0.01074219, 0.00830078

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.cases import case_of
 from bench.cells import Changes, cells_of
-from bench.outcome import CellOutcome, Condition, adopted
+from bench.outcome import CellIdentity, CellOutcome, Condition, adopted
 from bench.stats.conditions import measured, place
 from bench.stats.effects import mean_ratio
 
@@ -84,10 +84,10 @@ class Series:
         ]
 
 
-def _fixed(cell: Any, over: Sequence[str]) -> Condition:
+def _fixed(cell: CellIdentity, over: Sequence[str]) -> Condition:
     """Return the condition of an outcome or a cell, with what a figure shows left out."""
     shown: dict[str, Any] = dict.fromkeys(over)
-    return Condition.of(cell)._replace(**shown)
+    return cell.condition._replace(**shown)
 
 
 def mean_ratio_or_none(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> float | None:

@@ -249,7 +249,7 @@ def _case(name: str, outcomes: Sequence[CellOutcome]) -> CaseReport:
 
 def _arm_lines(outcomes: Sequence[CellOutcome], manifests: dict[tuple[str, str], CellManifest]) -> list[ArmLine]:
     shares = {(share.case, share.where, share.arm): share for share in shares_of_ceiling(outcomes)}
-    plans = {(Condition.of(manifest.cell), manifest.cell.arm): manifest.plan for manifest in manifests.values()}
+    plans = {(manifest.cell.condition, manifest.cell.arm): manifest.plan for manifest in manifests.values()}
     held = adopted(outcomes)
     names = labels(outcome.condition for outcome in held)
     groups: dict[Condition, dict[str, list[CellOutcome]]] = {condition: {} for condition in names}

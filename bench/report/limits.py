@@ -8,7 +8,7 @@ from typing import Any
 from bench.environment import statement
 from bench.outcome import CellOutcome, Condition, adopted
 from bench.paper_values import CEILING_TOKENS_PER_S, OUTPUT_TOKENS_PER_REQUEST
-from bench.stats.conditions import cells_of, measured
+from bench.stats.conditions import measured, measurements_of
 from bench.stats.targets import METRIC
 
 CPU = (
@@ -67,7 +67,7 @@ def limits(
         )
     commits = {(environment["git"] or {}).get("commit") for environment in environments}
     if len(commits) > 1:
-        found.append(f"Cells were measured at {len(commits)} commits; each cell's manifest names its own.")
+        found.append(f"Measurements were measured at {len(commits)} commits; each cell's manifest names its own.")
     drifting = [outcome for outcome in held if outcome.metrics.get("central_drift")]
     if drifting:
         found.append(
@@ -86,7 +86,7 @@ def _offered(case: str, pace: float, ok: Sequence[CellOutcome]) -> list[str]:
     said = (
         "" if pace == 1 else f" requests arrived at {pace:g} times the rates that are named (`python -m bench pace`)."
     )
-    ceilings = [measured(arms.get("ceiling", {})).values() for arms in cells_of(ok, METRIC).values()]
+    ceilings = [measured(arms.get("ceiling", {})).values() for arms in measurements_of(ok, METRIC).values()]
     ceiling = max((sum(speeds) / len(speeds) for speeds in ceilings if speeds), default=None)
     asked = []
     for rate in sorted({outcome.rate for outcome in ok}):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 from bench.outcome import CellOutcome, Condition
 from bench.variants import AUTO_HEADROOM
-from sgl_hybrid.memory.budget import SIZE_BYTES
+from sgl_hybrid.memory.budget import NAMED, SIZE, SIZE_BYTES
 
-Cells = Mapping[Condition, Mapping[str, Mapping[int, float | None]]]
+Measurements = Mapping[Condition, Mapping[str, Mapping[int, float | None]]]
 """Condition -> arm -> seed -> measurement, None where the cell has none."""
 
-_SIZE = re.compile(r"(b?)(\d+(?:\.\d+)?)\s*([a-z]*)(?:/layer)?", re.ASCII | re.IGNORECASE)
 _FORMS: tuple[Callable[[Condition], str], ...] = (
     lambda condition: f"q {condition.q:g}",
     lambda condition: f"{condition.rate:g} req/s",
@@ -23,7 +21,7 @@ _FORMS: tuple[Callable[[Condition], str], ...] = (
 """What a label says of a condition beside its budget."""
 
 
-def cells_of(outcomes: Iterable[CellOutcome], metric: str) -> Cells:
+def measurements_of(outcomes: Iterable[CellOutcome], metric: str) -> Measurements:
     """Return the measurements of adopted outcomes by condition, arm and seed.
 
     Conditions are in order of budget, load and policy, whatever the order that the cells ran in.
@@ -37,8 +35,12 @@ def cells_of(outcomes: Iterable[CellOutcome], metric: str) -> Cells:
 
 def place(condition: Condition) -> tuple[object, ...]:
     """Return what conditions of a case are sorted by: a budget's size, then load and policy."""
-    found = _SIZE.fullmatch(condition.budget)
-    size = (2, 0.0) if found is None else (not found[1], float(found[2]) * SIZE_BYTES.get(found[3].lower(), 1))
+    named, sized = NAMED.fullmatch(condition.budget), SIZE.fullmatch(condition.budget)
+    size = (2, 0.0)
+    if named is not None:
+        size = (0, float(named[1]))
+    elif sized is not None:
+        size = (1, float(sized[1]) * SIZE_BYTES.get(sized[2].lower(), 1))
     cap = float("inf") if condition.cap is None else condition.cap
     return (*size, condition.budget, condition.q, condition.rate, cap, condition.headroom, condition.variant)
 
@@ -51,8 +53,8 @@ def measured(seeds: Mapping[int, float | None]) -> dict[int, float]:
 def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
     """Return a short name for each condition: its budget, and of the other fields those that differ in its case.
 
-    Cases are in order of appearance, conditions within one in the order of `cells_of`. To be formed of all conditions
-    that were planned, measured or not: what differs depends on the others.
+    Cases are in order of appearance, conditions within one in the order of `measurements_of`. To be formed of all
+    conditions that were planned, measured or not: what differs depends on the others.
     """
     by_case: dict[str, list[Condition]] = {}
     for condition in dict.fromkeys(conditions):

@@ -15,7 +15,7 @@ import msgspec
 
 from bench.cases import CASES
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.conditions import cells_of, labels, measured
+from bench.stats.conditions import labels, measured, measurements_of
 from bench.stats.effects import Effects, highest, interaction, relative
 from bench.variants import AUTO_HEADROOM
 
@@ -108,7 +108,7 @@ class _Finder:
 
     def __init__(self, case: str, outcomes: Sequence[CellOutcome], metric: str) -> None:
         self._case = case
-        self._cells = cells_of(outcomes, metric)
+        self._cells = measurements_of(outcomes, metric)
         self._labels = labels(self._cells)
         self._budgets = list(dict.fromkeys(condition.budget for condition in self._cells))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.arms import ceiling_of
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.conditions import cells_of, labels, measured
+from bench.stats.conditions import labels, measured, measurements_of
 from bench.stats.contrasts import Contrast, Kind, find
 from bench.stats.decisions import Decision, holm, sign_flip, two_look
 from bench.stats.effects import mean_ratio
@@ -137,7 +137,7 @@ def shares_of_ceiling(outcomes: Iterable[CellOutcome], metric: str = "output_tok
     held = adopted(outcomes)
     shares = []
     for case in dict.fromkeys(outcome.case for outcome in held):
-        cells = cells_of([outcome for outcome in held if outcome.case == case], metric)
+        cells = measurements_of([outcome for outcome in held if outcome.case == case], metric)
         names = labels(cells)
         for condition, arms in cells.items():
             for arm, seeds in arms.items():

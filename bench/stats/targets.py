@@ -15,7 +15,7 @@ import numpy as np
 from bench.arms import ceiling_of
 from bench.cases import MAIN
 from bench.outcome import CellOutcome, Condition, adopted
-from bench.stats.conditions import cells_of, labels, measured
+from bench.stats.conditions import labels, measured, measurements_of
 from bench.stats.contrasts import AUTO_ARMS, OWN_ARMS
 from bench.stats.effects import highest, relative
 
@@ -69,7 +69,7 @@ def is_main_load(condition: Condition) -> bool:
 def reached(outcomes: Iterable[CellOutcome], goals: Sequence[Goal] = GOALS, *, case: str = "q1") -> list[Reached]:
     """Return every goal at the main load, at each budget where both of its sides were measured on a common seed."""
     held = [outcome for outcome in adopted(outcomes) if outcome.case == case and is_main_load(outcome.condition)]
-    cells = cells_of(held, METRIC)
+    cells = measurements_of(held, METRIC)
     names = labels(cells)
     found = []
     for condition, arms in cells.items():

@@ -33,8 +33,10 @@ SIZE_BYTES = {
     "gb": 10**9,
     "tb": 10**12,
 }
-_NAMED = re.compile(r"b(\d+)", re.ASCII)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)(/layer)?", re.ASCII | re.IGNORECASE)
+NAMED = re.compile(r"b(\d+)", re.ASCII)
+"""A planner label: budget units per plane."""
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)(/layer)?", re.ASCII | re.IGNORECASE)
+"""A size: number, unit (`SIZE_BYTES`), and whether it is per plane."""
 _EXPECTED = "expected a budget like 4GiB, 512MiB, 100MiB/layer, a number of bytes or b63"
 
 
@@ -105,13 +107,13 @@ def parse_budget(text: str, geometry: StateGeometry) -> Budget:
         SettingError: negative, zero or not a size.
     """
     planes = geometry.planes
-    named = _NAMED.fullmatch(text.strip())
+    named = NAMED.fullmatch(text.strip())
     if named:
         plane_bytes = int(named[1]) * geometry.budget_unit_bytes
         if plane_bytes == 0:
             raise SettingError(f"{_EXPECTED}, got {text!r}; nearest: b1")
         return Budget(text=text.strip(), total_bytes=plane_bytes * planes, planes=planes, nearest=True)
-    size = _SIZE.fullmatch(text.strip())
+    size = SIZE.fullmatch(text.strip())
     if not size or size[2].lower() not in SIZE_BYTES:
         raise SettingError(f"{_EXPECTED}, got {text!r}")
     total_bytes = math.floor(Fraction(size[1]) * SIZE_BYTES[size[2].lower()]) * (planes if size[3] else 1)
@@ -164,7 +166,7 @@ def minimum_budget(
 ) -> Units:
     """Return the units, and in `.budget` the bytes, of the smallest budget that holds one request.
 
-    The request has `context_tokens` tokens of attention KV and `checkpoints_per_request` composites at a time (the
+    The request has `context_tokens` tokens of attention KV and `checkpoints_per_request` checkpoints at a time (the
     one it writes and the one it continues from). Their conv slots may lie in as many slabs: one is priced for each, as
     admission does.
 

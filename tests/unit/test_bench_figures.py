@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -19,29 +20,26 @@ from bench.figures.draw import CASES
 from bench.figures.series import Series
 from bench.figures.style import OURS, PAPER
 from bench.outcome import CellOutcome
+from tests.unit import outcomes
 
 
 def cells(case: str, throughputs: Mapping[str, Sequence[float]], **changes: Any) -> list[CellOutcome]:
     """One cell for each arm and seed 1, 2, ...; latencies and counters follow from the throughput."""
-    values: dict[str, Any] = {"budget": "b63", "q": 1.0, "rate": 3.0, "cap": 63, **changes}
     return [
-        CellOutcome(
-            case=case,
-            arm=arm,
-            seed=seed,
+        msgspec.structs.replace(
+            cell,
             metrics={
                 "output_tokens_per_s": tokens,
                 "ledger_output_tokens_per_s": tokens / 2,
                 "e2e_p99_ms": 1_000 * tokens,
                 "ttft_p99_ms": 100 * tokens,
-                "waiting_max": float(seed - 1),
+                "waiting_max": float(cell.seed - 1),
                 "c_once_tokens": 1_000 * tokens,
                 "adopted_tokens_per_request": 10 * tokens,
             },
-            **values,
         )
-        for arm, row in throughputs.items()
-        for seed, tokens in enumerate(row, 1)
+        for cell in outcomes.cells(case, throughputs, **changes)
+        for tokens in cell.metrics.values()
     ]
 
 
