@@ -88,7 +88,7 @@ class Policies:
 
     Args:
         grid: tokens between two boundaries.
-        pools: units of each pool; one in a shared organization, attention pages and composites in a dual one.
+        pools: units of each pool; one in a shared organization, attention pages and checkpoints in a dual one.
         pool_tokens: tokens that the memory would hold with attention only.
     """
 

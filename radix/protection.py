@@ -1,7 +1,7 @@
 """The budget of protection: units that policies keep from eviction, whoever asks for them.
 
 Retention and pins draw on one budget per pool, so together they never hold more than its share of the pool. A cost has
-one number of units for each pool: one pool in a shared organization, attention and composites in a dual one.
+one number of units for each pool: one pool in a shared organization, attention and checkpoints in a dual one.
 Source: paper section B.2 (the paper names a protection budget and gives no value).
 """
 

@@ -63,7 +63,7 @@ class CheckpointStore:
     """Composites over one page allocator. An operation costs O(pages of one checkpoint + slots of one slab).
 
     Args:
-        num_virtual: ids; by default as many as composites fit into an empty pool.
+        num_virtual: ids; by default as many as checkpoints fit into an empty pool.
     """
 
     def __init__(self, layout: Layout, pages: PageAllocator, *, num_virtual: int | None = None) -> None:
@@ -116,7 +116,7 @@ class CheckpointStore:
         return v
 
     def allocate_many(self, count: int) -> list[int]:
-        """Take `count` composites, or none.
+        """Take `count` checkpoints, or none.
 
         Raises:
             CapacityError: fewer than `count` can be allocated.
@@ -209,12 +209,12 @@ class CheckpointStore:
         return len(self._free)
 
     def capacity(self) -> int:
-        """Return how many further composites `allocate` would grant now, if nothing else took pages."""
+        """Return how many further checkpoints `allocate` would grant now, if nothing else took pages."""
         open_slots = 0 if self.slabs is None else self.slabs.num_open
         return min(len(self._free), checkpoints_in(self.layout, self.pages.num_free, open_slots=open_slots))
 
     def pages_needed(self, count: int) -> int:
-        """Return the free pages that the next `count` composites would take, given the open conv slots."""
+        """Return the free pages that the next `count` checkpoints would take, given the open conv slots."""
         conv_pages = 0
         if self.layout.conv_placement is ConvPlacement.PAGE:
             conv_pages = count

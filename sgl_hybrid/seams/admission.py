@@ -87,10 +87,10 @@ class CheckedPrefillAdder(PrefillAdder):
         # Where SGLang cuts a prompt that does not fit this pass: on its own grid, and where no bit depends on the cut.
         self.cut_alignment = exact.cut_alignment()
         self.mamba_chunk_grid = math.lcm(self.mamba_chunk_grid, self.cut_alignment)
-        self.least_chunk = self.mamba_chunk_grid if self.cut_alignment > 1 else 1
-        self.memory_budget.least_chunk = self.least_chunk
+        if self.cut_alignment > 1:
+            self.memory_budget.least_chunk = self.mamba_chunk_grid
         if self.rem_chunk_tokens is not None:  # Decodes of a mixed batch were taken off.
-            self.rem_chunk_tokens = max(self.rem_chunk_tokens, self.least_chunk)
+            self.rem_chunk_tokens = max(self.rem_chunk_tokens, self.memory_budget.least_chunk)
         self.policies.rounds.begin()
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
@@ -110,14 +110,14 @@ class CheckedPrefillAdder(PrefillAdder):
     def add_one_req_ignore_eos(self, req: Any) -> AddReqResult:
         """SGLang's way for requests of a known length without a prefix cache: it would cut anywhere."""
         left, length = self.rem_chunk_tokens, len(req.full_untruncated_fill_ids) - req.prefix_len
-        if left is not None and left < min(length, self.least_chunk):
+        if left is not None and left < min(length, self.memory_budget.least_chunk):
             return AddReqResult.OTHER
         return super().add_one_req_ignore_eos(req)
 
     def add_chunked_req(self, req: Any) -> Any:
         """Go on with a prompt that was cut; what others are to get of this pass leaves it a place to be cut at."""
         if self.chunked_req_limit is not None:
-            self.chunked_req_limit = max(self.chunked_req_limit, self.least_chunk)
+            self.chunked_req_limit = max(self.chunked_req_limit, self.memory_budget.least_chunk)
         return super().add_chunked_req(req)
 
     def _anything_runs(self) -> bool:
