@@ -52,13 +52,14 @@ class CellOutcome(CellIdentity, frozen=True, kw_only=True):
     """One attempt at one cell.
 
     metrics: keys of `bench.metrics.METRICS`, without those that could not be formed. counters: what client, server and
-    gauges counted, by name. reason: why a failed or refused cell has no numbers, or what numbers a measured one lacks
-    and why, in one line. attempt: 1 for the first.
+    gauges counted, by name. status: `slow` is a measured attempt that does not count, because the host was slower than
+    the campaign's limit. reason: why a cell does not count, or what numbers a measured one lacks and why, in one line.
+    attempt: 1 for the first.
     """
 
     metrics: dict[str, float] = {}
     counters: dict[str, float] = {}
-    status: Literal["ok", "failed", "refused"] = "ok"
+    status: Literal["ok", "failed", "refused", "slow"] = "ok"
     reason: str | None = None
     attempt: int = 1
 

@@ -74,6 +74,9 @@ def run_case(
     ttft_ms: Annotated[float | None, typer.Option(help="goodput: largest TTFT [ms]", **KEPT)] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="goodput: largest TPOT [ms]", **KEPT)] = None,
     e2e_ms: Annotated[float | None, typer.Option(help="goodput: largest E2E latency [ms]", **KEPT)] = None,
+    host_limit: Annotated[
+        float | None, typer.Option(help="largest `host_ms` of a cell that counts; a slower one is run again", **KEPT)
+    ] = None,
     order_seed: Annotated[int, typer.Option(help="seed of the order in which cells run", **KEPT)] = 0,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="try failed cells again", **KEPT)] = False,
     out: Annotated[Path | None, typer.Option(help="folder; one of this campaign is gone on with", **KEPT)] = None,
@@ -117,6 +120,7 @@ def run_case(
         dataset=dataset,
         pace=pace,
         limits=Limits(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=e2e_ms) if any(given) else None,
+        host_limit_ms=host_limit,
         command=("python", "-m", "bench", *context.find_root().obj),
     )
     folder = out or Path("run") / time.strftime(f"{case}-%Y%m%d-%H%M%S")

@@ -58,7 +58,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """What all cells of a campaign have in common.
 
     scale: factor on every length. pace: factor on every arrival rate (`bench.pace`); cells keep the paper's rates as
-    their names. limits: the user's latency limits for goodput.
+    their names. limits: the user's latency limits for goodput. host_limit_ms: the largest `host_ms` of a cell that
+    counts.
     """
 
     serving: Serving
@@ -66,6 +67,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     pace: float = 1.0
     dataset: Path | None = None
     limits: Limits | None = None
+    host_limit_ms: float | None = None
     command: tuple[str, ...] = ()
     progress: bool = True
     period_s: float = PERIOD_S
@@ -73,6 +75,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.pace < float("inf"):
             raise SettingError(f"--pace: expected a pace above 0, got {self.pace}")
+        if self.host_limit_ms is not None and not 0 < self.host_limit_ms < float("inf"):
+            raise SettingError(f"--host-limit: expected milliseconds above 0, got {self.host_limit_ms}")
 
 
 def load_case(cell: Cell, conditions: Conditions) -> LoadCase:

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
+from bench.campaign.folder import Row
+
 ROUNDS = 20_000
 """About 2 ms of a processor, once a second."""
+HOST_ATTEMPTS = 3
+"""A cell is measured so often at most until the host is fast enough."""
 
 
 def host_ms() -> float:
@@ -19,3 +25,15 @@ def host_ms() -> float:
     for number in range(ROUNDS):
         total += number * number
     return (time.thread_time_ns() - begun_ns) / 1e6
+
+
+def judge_host(row: Row, limit_ms: float | None) -> Row:
+    """Return the row of an attempt, as one that does not count if the host was slower than the limit on the average.
+
+    Its numbers stay in the row. They are not looked at: the time of the fixed work alone decides.
+    """
+    found_ms = row.outcome.metrics.get("host_ms")
+    if row.outcome.status != "ok" or limit_ms is None or found_ms is None or found_ms <= limit_ms:
+        return row
+    reason = f"slow host: {found_ms:.2f} ms for the fixed work, more than --host-limit {limit_ms:g}"
+    return msgspec.structs.replace(row, outcome=msgspec.structs.replace(row.outcome, status="slow", reason=reason))

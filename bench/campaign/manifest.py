@@ -25,7 +25,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a campaign. Another case, model, dtype, data set or other limits are another campaign; arms,
-    budgets, seeds, rates and sharing levels may be added to one. A manifest without limits is of a folder without."""
+    budgets, seeds, rates and sharing levels may be added to one. A manifest without limits is of a folder without.
+
+    host_limit_ms: the largest `host_ms` of a cell that counts; part of the identity, so nobody can choose it by the
+    numbers it lets in.
+    """
 
     schema_version: int = SCHEMA_VERSION
     case: str
@@ -39,6 +43,7 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     dataset_sha256: str | None = None
     order_seed: int = 0
     limits: Limits | None = None
+    host_limit_ms: float | None = None
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

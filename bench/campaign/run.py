@@ -31,6 +31,7 @@ from bench.campaign.calibration import (
 from bench.campaign.cell import CellRunner, Conditions, Launcher, load_case
 from bench.campaign.estimate import Estimator, duration
 from bench.campaign.folder import INTERRUPTED, CampaignFolder, Row, outcome_of
+from bench.campaign.host import HOST_ATTEMPTS, judge_host
 from bench.campaign.manifest import TOKENIZER, WEIGHTS, CampaignManifest, Session, hash_files
 from bench.campaign.order import interleave
 from bench.cases import Case, Point
@@ -121,6 +122,7 @@ class Campaign:
             dataset_sha256=None if dataset is None else hash_files(dataset.parent, (dataset.name,)),
             order_seed=self._order_seed,
             limits=self._conditions.limits,
+            host_limit_ms=self._conditions.host_limit_ms,
         )
 
     def _announce(self, pending: Sequence[Cell]) -> None:
@@ -182,23 +184,26 @@ class Campaign:
             for index, cell in enumerate(pending):
                 bar.set_description(f"{cell.arm} {cell.budget} seed {cell.seed}")
                 row = self._run_cell(cell)
+                while row.outcome.status == "slow" and row.outcome.attempt < HOST_ATTEMPTS:
+                    with bar.external_write_mode():
+                        self._say(f"{cell.key}: {_came_to(row)}; again")
+                    row = self._run_cell(cell)
                 if row.outcome.status == "ok":
                     self._estimator.observe(cell.arm, cell.num_requests, row.seconds)
                 bar.update()
                 left = duration(self._estimator.seconds(pending[index + 1 :]))
                 with bar.external_write_mode():
-                    self._console.print(
-                        f"[{index + 1}/{len(pending)}] {cell.key}: {escape(_came_to(row))}; about {left} left",
-                        markup=False,
-                        highlight=False,
-                    )
+                    self._say(f"[{index + 1}/{len(pending)}] {cell.key}: {_came_to(row)}; about {left} left")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
 
     def _run_cell(self, cell: Cell) -> Row:
         """Run one attempt and keep its row, also when the user stops it."""
         attempt, folder = self._folder.begin(cell)
         begun = time.monotonic()
         try:
-            row = self._attempt(cell, attempt, folder)
+            row = judge_host(self._attempt(cell, attempt, folder), self._conditions.host_limit_ms)
         except KeyboardInterrupt:
             outcome = outcome_of(cell, attempt, "failed", INTERRUPTED)
             self._folder.finish(Row(key=cell.key, seconds=time.monotonic() - begun, outcome=outcome))

@@ -77,7 +77,7 @@ def limits(
         )
     lost = [outcome for outcome in held if outcome.status != "ok"]
     if lost:
-        found.append(f"{len(lost)} attempts have no number; each is listed with its reason.")
+        found.append(f"{len(lost)} attempts do not count; each is listed with its reason.")
     return found
 
 

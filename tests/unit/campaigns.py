@@ -60,6 +60,7 @@ def campaign(
     budget: str = "b63",
     quick: bool = True,
     limits: Limits | None = None,
+    host_limit_ms: float | None = None,
     **options: Any,
 ) -> CampaignResult:
     """Run case q1 on stand-ins, with prompts of 2 % of the paper's lengths at 200 requests/s."""
@@ -71,6 +72,7 @@ def campaign(
         scale=0.02,
         dataset=dataset,
         limits=limits,
+        host_limit_ms=host_limit_ms,
         command=("test",),
         progress=False,
         period_s=0.02,

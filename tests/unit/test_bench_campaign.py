@@ -280,6 +280,20 @@ def test_limits_of_goodput_are_of_the_whole_folder(model: Path, tmp_path: Path) 
         campaign(model, tmp_path, StandIn())
 
 
+def test_a_cell_on_a_slow_host_is_measured_again_and_keeps_its_numbers(model: Path, tmp_path: Path) -> None:
+    launch = StandIn(s2="--token-s 0.002")
+    assert campaign(model, tmp_path, launch, host_limit_ms=1e-6) == CampaignResult(0, 1, 0, False)
+    rows = [row.outcome for row in read_rows(tmp_path)]
+    assert [(row.attempt, row.status) for row in rows] == [(1, "slow"), (2, "slow"), (3, "slow")]
+    assert all(row.metrics["output_tokens_per_s"] > 0 for row in rows)
+    assert rows[0].reason == (
+        f"slow host: {rows[0].metrics['host_ms']:.2f} ms for the fixed work, more than --host-limit 1e-06"
+    )
+    with pytest.raises(SettingError, match=r"of another \(host_limit_ms: 1e-06, not None\)"):
+        campaign(model, tmp_path, launch)
+    assert campaign(model, tmp_path / "steady", launch, host_limit_ms=1e6) == CampaignResult(1, 0, 0, False)
+
+
 def test_a_folder_of_before_limits_were_kept_has_none(model: Path, tmp_path: Path) -> None:
     campaign(model, tmp_path, StandIn())
     path = tmp_path / "campaign.json"

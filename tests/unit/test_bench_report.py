@@ -169,7 +169,7 @@ def test_limits_say_what_this_report_lacks(report: Report) -> None:
     assert "3 seeds of q1: a sign-flip test needs six" in text
     assert "uncommitted changes" in text
     assert "3 of 18 runs fail the drift screen" in text
-    assert "1 attempts have no number" in text
+    assert "1 attempts do not count" in text
     assert "stock-unified" not in text
     assert "vLLM" not in text
 
