@@ -81,9 +81,14 @@ class CampaignFolder:
 
     def pending(self, cells: list[Cell], *, retry_failed: bool) -> list[Cell]:
         """Return the cells that have no `ok` attempt, without the failed ones unless they are to be tried again."""
+        ok, failed = self.ended()
+        return [cell for cell in cells if cell.key not in (ok if retry_failed else ok | failed)]
+
+    def ended(self) -> tuple[set[str], set[str]]:
+        """Return the keys of the cells that have an `ok` attempt, and of the others whose last one was not cut off."""
         ok = {row.key for row in self.rows if row.outcome.status == "ok"}
-        settled = {row.key for row in self.rows if row.outcome.reason != INTERRUPTED}
-        return [cell for cell in cells if cell.key not in (ok if retry_failed else settled)]
+        last = {row.key: row.outcome.reason for row in self.rows}
+        return ok, {key for key, reason in last.items() if reason != INTERRUPTED} - ok
 
     def begin(self, cell: Cell) -> tuple[int, Path]:
         """Make the folder of the cell's next attempt and return its number, from 1, and the folder."""

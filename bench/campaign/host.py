@@ -15,7 +15,7 @@ from bench.campaign.folder import Row
 ROUNDS = 20_000
 """About 2 ms of a processor, once a second."""
 HOST_ATTEMPTS = 3
-"""A cell is measured so often at most until the host is fast enough."""
+"""An invocation measures a cell so often at most until the host is fast enough."""
 
 
 def host_ms() -> float:

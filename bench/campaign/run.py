@@ -184,7 +184,9 @@ class Campaign:
             for index, cell in enumerate(pending):
                 bar.set_description(f"{cell.arm} {cell.budget} seed {cell.seed}")
                 row = self._run_cell(cell)
-                while row.outcome.status == "slow" and row.outcome.attempt < HOST_ATTEMPTS:
+                for _ in range(HOST_ATTEMPTS - 1):
+                    if row.outcome.status != "slow":
+                        break
                     with bar.external_write_mode():
                         self._say(f"{cell.key}: {_came_to(row)}; again")
                     row = self._run_cell(cell)
@@ -223,9 +225,7 @@ class Campaign:
 
     def _result(self, interrupted: bool) -> CampaignResult:
         keys = {cell.key for cell in self._cells}
-        rows = [row for row in self._folder.rows if row.key in keys]
-        ok = {row.key for row in rows if row.outcome.status == "ok"}
-        failed = {row.key for row in rows if row.outcome.reason != INTERRUPTED} - ok
+        ok, failed = (keys & ended for ended in self._folder.ended())
         return CampaignResult(len(ok), len(failed), len(keys - ok - failed), interrupted)
 
 

@@ -289,9 +289,24 @@ def test_a_cell_on_a_slow_host_is_measured_again_and_keeps_its_numbers(model: Pa
     assert rows[0].reason == (
         f"slow host: {rows[0].metrics['host_ms']:.2f} ms for the fixed work, more than --host-limit 1e-06"
     )
+    # Asked for again, it gets as many attempts again.
+    campaign(model, tmp_path, launch, host_limit_ms=1e-6, retry_failed=True)
+    assert [row.outcome.attempt for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(SettingError, match=r"of another \(host_limit_ms: 1e-06, not None\)"):
         campaign(model, tmp_path, launch)
     assert campaign(model, tmp_path / "steady", launch, host_limit_ms=1e6) == CampaignResult(1, 0, 0, False)
+
+
+def test_a_slow_cell_whose_next_attempt_was_cut_off_is_made_again(model: Path, tmp_path: Path) -> None:
+    launch = StandIn(s2="--token-s 0.002")
+    campaign(model, tmp_path, launch, host_limit_ms=1e-6)
+    [row] = read_rows(tmp_path)[-1:]
+    cut = msgspec.structs.replace(row.outcome, attempt=4, reason=INTERRUPTED, status="failed")
+    with open(tmp_path / "outcomes.jsonl", "ab") as file:
+        file.write(msgspec.json.encode(msgspec.structs.replace(row, outcome=cut)) + b"\n")
+    (tmp_path / "cells" / row.key / "attempt-4").mkdir()
+    campaign(model, tmp_path, launch, host_limit_ms=1e-6)
+    assert [row.outcome.attempt for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_folder_of_before_limits_were_kept_has_none(model: Path, tmp_path: Path) -> None:
