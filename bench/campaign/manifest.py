@@ -27,8 +27,8 @@ class CampaignManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a campaign. Another case, model, dtype, data set or other limits are another campaign; arms,
     budgets, seeds, rates and sharing levels may be added to one. A manifest without limits is of a folder without.
 
-    host_limit_ms: the largest `host_ms` of a cell that counts; part of the identity, so nobody can choose it by the
-    numbers it lets in.
+    host_limit_ms: the largest `host_ms` of a cell that counts; part of the identity, so it cannot be changed after
+    numbers have been seen.
     """
 
     schema_version: int = SCHEMA_VERSION

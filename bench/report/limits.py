@@ -67,7 +67,7 @@ def limits(
         )
     commits = {(environment["git"] or {}).get("commit") for environment in environments}
     if len(commits) > 1:
-        found.append(f"Measurements were measured at {len(commits)} commits; each cell's manifest names its own.")
+        found.append(f"Cells were measured at {len(commits)} commits; each cell's manifest names its own.")
     drifting = [outcome for outcome in held if outcome.metrics.get("central_drift")]
     if drifting:
         found.append(

@@ -297,6 +297,12 @@ def test_a_cell_on_a_slow_host_is_measured_again_and_keeps_its_numbers(model: Pa
     assert campaign(model, tmp_path / "steady", launch, host_limit_ms=1e6) == CampaignResult(1, 0, 0, False)
 
 
+def test_a_limit_of_the_host_that_no_cell_can_keep_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="--host-limit: expected milliseconds above 0, got 0"):
+        campaign(model, tmp_path / "new", StandIn(), host_limit_ms=0)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_slow_cell_whose_next_attempt_was_cut_off_is_made_again(model: Path, tmp_path: Path) -> None:
     launch = StandIn(s2="--token-s 0.002")
     campaign(model, tmp_path, launch, host_limit_ms=1e-6)
