@@ -96,7 +96,7 @@ def run_load(
             seed=case.seed,
             isolate=case.isolate,
             load=_plain(settings),
-            environment={**describe_environment(), "model": facts.model},
+            environment={**describe_environment(), "model": facts.model, "device": (facts.info or {}).get("device")},
         )
         if keep_prompts:
             run_folder.write_workload(requests)

@@ -122,7 +122,7 @@ def run_verify(
         command=list(command),
         started_utc=started,
         seconds=round(time.monotonic() - begun, 1),
-        environment=describe_environment(),
+        environment={**describe_environment(), "device": results[0].server.get("device")},
         settings=msgspec.to_builtins(settings, enc_hook=str),
         verdict=worst(arm.verdict for arm in counted),
         beside=beside,
