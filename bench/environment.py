@@ -40,14 +40,14 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(changes)}
 
 
-def statement(environment: dict[str, Any], *, cpu: bool = False) -> str:
+def statement(environment: dict[str, Any]) -> str:
     """Return one sentence on what numbers from this environment can say.
 
-    cpu: they are of a CPU, whatever is beside it; so they are where the environment says that the server's `device` is.
+    Where its `device` is "cpu" they are of a CPU, whatever is beside it.
     """
     machine = environment["machine"]
     where = f"{machine['cpu']}, {machine['num_cores']} cores, {machine['memory_gib']} GiB"
-    if machine["accelerators"] and not cpu and environment.get("device") != "cpu":
+    if machine["accelerators"] and environment.get("device") != "cpu":
         return f"On a machine with {', '.join(machine['accelerators'])} ({where})."
     return f"CPU run ({where}): its numbers compare organizations on this machine and are no GPU numbers."
 

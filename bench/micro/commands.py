@@ -61,7 +61,7 @@ def step(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     print(table(results, case))
-    print(statement(describe_environment(), cpu=True))
+    print(statement({**describe_environment(), "device": "cpu"}))
 
 
 def tree(
@@ -88,4 +88,4 @@ def tree(
     case = TreeCase(arms=tuple(arms.split(",")), nodes=sizes, rounds=rounds, turns=turns)
     results = measure(case, out or Path("run") / time.strftime("tree-%Y%m%d-%H%M%S"))
     print(table(results))
-    print(statement(describe_environment(), cpu=True))
+    print(statement({**describe_environment(), "device": "cpu"}))

@@ -46,7 +46,7 @@ def limits(
 ) -> list[str]:
     """Return the limits of a report, from the general to what this one lacks. paces: by case."""
     held = list(outcomes)
-    found = list(dict.fromkeys(statement(environment, cpu=True) for environment in environments))
+    found = list(dict.fromkeys(statement({**environment, "device": "cpu"}) for environment in environments))
     found += CPU + ENGINES
     if any(outcome.arm == "stock-unified" for outcome in held):
         found += UNIFIED
