@@ -125,8 +125,8 @@ class FakeServer:
         if self.mute_after is not None and len(self.bodies) >= self.mute_after:
             return web.json_response([], status=500)
         states = {} if self.state is None else {"internal_states": [self.state]}
-        facts = {"model_path": MODEL, "version": "0.0", "max_total_num_tokens": self.max_total_tokens}
-        return web.json_response({**facts, **states})
+        facts = {"model_path": MODEL, "version": "0.0", "device": "cpu"}
+        return web.json_response({**facts, "max_total_num_tokens": self.max_total_tokens, **states})
 
     async def _loads(self, _: web.Request) -> web.Response:
         waiting = max(0, self.in_flight - 4)

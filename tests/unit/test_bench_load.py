@@ -117,6 +117,7 @@ def test_manifest_says_what_was_run_and_on_what(tmp_path: Path) -> None:
     assert manifest.arrivals == {"type": "poisson", "rate_per_s": 100.0}
     assert manifest.environment["machine"]["num_cores"] >= 1
     assert manifest.environment["versions"]["aiohttp"]
+    assert manifest.environment["device"] == "cpu"  # of the server, as it says
     assert server.flushes == 1
     for when in ("before", "after"):
         info = msgspec.json.decode((tmp_path / "run" / f"server_{when}.json").read_bytes())
